@@ -86,7 +86,7 @@ def write_nemotron_h(writer: Any, config: Config) -> None:
 
 def write_lfm2(writer: Any, config: Config) -> None:
     theta = config.get("rope_theta", 1e6)
-    own = {"num_key_value_heads": kv_heads(config), "rms_norm_eps": config["norm_eps"], "rope_theta": theta}
+    own = {"num_key_value_heads": kv_heads(config), "rms_norm_eps": config.get("norm_eps", 1e-5), "rope_theta": theta}
     write_base(writer, {**config, **own})
     writer.add_shortconv_l_cache(config.get("conv_L_cache", 3))
     if "num_dense_layers" in config:

@@ -23,7 +23,9 @@ from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
-from tokenloom.tests.workers.models.test_hybrids import load
+from tokenloom.tests.workers.models.test_hybrid_weights import load as quantized_load
+from tokenloom.tests.workers.models.test_hybrids import SHORT, load
+from tokenloom.tests.workers.models.test_integer_products import needs_products
 from tokenloom.tests.workers.paged_run import PagedRun
 from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.machine.parallel import ParallelGroup
@@ -110,6 +112,22 @@ def test_ranks_together_have_the_logits_of_one(case: str, tmp_path: Path) -> Non
         return paged.step({name: ids[-1:] for name, ids in file.tokens.items()})
 
     assert file.error_of(run_ranks(2, run)[0]) < TOLERANCE
+
+
+@needs_products
+@pytest.mark.parametrize("case", some(list(CASES), 2))
+@pytest.mark.parametrize(("form", "bound", "share"), [("Q8_0", 0.12, 0.9), ("Q4_0", 0.12, 0.8)])
+def test_codes_stay_codes(form: str, bound: float, share: float, case: str, tmp_path: Path) -> None:
+    """Matrices of mixers are kept as the file has them; beside the same file with its codes as floats."""
+    made, config = File(tmp_path, case, SHORT, form).config()
+    tokens = {name: list(range(7, 7 + count)) for name, count in SHORT.items()}
+    runs = []
+    for served in (config, served_model(EngineConfig(), made)):
+        model = quantized_load(made, served)
+        runs.append((model.weight_bytes, run_schedule(PagedRun(model, 8, dtype=torch.bfloat16), tokens, [SHORT])["a"]))
+    (float_bytes, exact), (code_bytes, found) = runs
+    assert 1e-4 < float((found - exact).std() / exact.std()) < bound
+    assert code_bytes < share * float_bytes
 
 
 OTHER_KEYS: dict[str, dict[str, Any]] = {  # of each architecture: another value of each of its keys that acts
