@@ -43,6 +43,10 @@ def no_ignored_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    today.Run.takes_night = "not nightly" not in config.option.markexpr
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     gc.disable()

@@ -30,7 +30,10 @@ def test_a_latin_square_has_each_row_and_each_column_equally_often() -> None:
     )
 
 
-def test_seeds_of_today_come_before_those_of_the_night() -> None:
-    params = today.seeds(8, 32)
-    assert len(params) == 40 and len(taken(params)) == 8
-    assert taken(params)[0] == (today.DAY * 1000,)
+@pytest.mark.parametrize("takes_night", [False, True])
+def test_seeds_of_today_come_before_those_of_the_night(takes_night: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(today.Run, "takes_night", takes_night)
+    for params in (today.seeds(8, 32), today.some(range(40), 8)):
+        assert len(params) == (40 if takes_night else 8) and len(taken(params)) == 8
+    assert taken(today.seeds(8, 32))[0] == (today.DAY * 1000,)
+    assert len(today.some([*"abcde"], 2)) == 5, "places of cases stay, since they may be their names"

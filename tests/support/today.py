@@ -2,6 +2,9 @@
 
 The day is that of LOOM_TEST_DATE, which each run prints at its end, else today: `LOOM_TEST_DATE=2026-11-29 scripts/test
 tests/core` takes the cases of that day once more.
+
+Thousands of seeds that a run does not take are not collected either. Other cases are, since a case without a name of
+its own is named by its place among all.
 """
 
 from __future__ import annotations
@@ -18,10 +21,16 @@ VARIABLE = "LOOM_TEST_DATE"  # no TOKENLOOM_ name: engines warn of those that th
 DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat())).toordinal()
 
 
+class Run:
+    """The run of this process: tests/conftest.py says whether it takes what is nightly."""
+
+    takes_night = True
+
+
 def seeds(num_today: int, num_nightly: int = 0) -> list[object]:
     """Return seeds for `parametrize`: those of the day, then more for the nightly run."""
     first = DAY * 1000
-    count = num_today + num_nightly
+    count = num_today + (num_nightly if Run.takes_night else 0)
     return [_case(first + i, is_today=i < num_today) for i in range(count)]
 
 
@@ -31,7 +40,8 @@ def some(cases: Sequence[object], num_today: int, day: int = DAY) -> list[object
     count = len(cases)
     stride = next(step for step in range(round(0.618 * count), 2 * count + 2) if math.gcd(step, count) == 1)
     today = {(day * num_today + i) * stride % count for i in range(min(num_today, count))}
-    return [_case(case, is_today=i in today) for i, case in enumerate(cases)]
+    is_kept = Run.takes_night or not isinstance(cases, range)
+    return [_case(case, is_today=i in today) for i, case in enumerate(cases) if is_kept or i in today]
 
 
 def some_pairs(rows: Sequence[object], columns: Sequence[object], every: int) -> list[object]:
