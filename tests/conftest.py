@@ -1,6 +1,6 @@
 """Selects Triton's interpreter if there is no GPU, before anything imports triton, and sleeping waits for OpenMP.
-A slow machine fails no property test. The end of a run prints the day of its cases. What the collection makes is not
-searched for garbage, since it stays to the end.
+A slow machine fails no property test. The end of a run prints the day of its cases. No garbage is
+searched for among the collected tests, which stay to the end.
 
 Temporary folders have short names, since engines put sockets there.
 """

@@ -77,8 +77,8 @@ class Clients:
         task.add_done_callback(self._holds.discard)
 
     def _live(self) -> None:
-        """Run the clients, and cancel what is left of them and of the proxies before the loop is closed: else it would
-        end later, without a loop."""
+        """Run the clients. Their open coroutines are cancelled before the loop is closed: else they would end later,
+        without a loop."""
         with self._runner, contextlib.suppress(asyncio.CancelledError):
             self._runner.run(self._run())
 

@@ -22,7 +22,7 @@ DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, datetime.now(UTC).date(
 
 
 class Run:
-    """The run of this process: tests/conftest.py says whether it takes what is nightly."""
+    """The run of this process: tests/conftest.py says whether it takes nightly tests."""
 
     takes_night = True
 
