@@ -1,9 +1,9 @@
 """BlockPool: ids and reference counts of KV blocks, an LRU list of free ones, and an index from content key to block.
 
-A free block keeps its key, and lookups find it, until it is allocated for new content or its key is removed. Free
-blocks without a key are reused first, then demoted ones, then the least recently used. Block 0 is the null block: it is
-never allocated, and workers may name it where no block is needed. Observers follow which content the blocks hold. Knows
-no tokens and no requests.
+A free block keeps its key, and lookups find it, until it is allocated for new content or its key is removed. Empty
+blocks, which have no key, are reused first, then demoted ones, then the least recently used. Block 0 is the null block:
+it is never allocated, and workers may name it where no block is needed. Observers follow which content the blocks hold.
+Knows no tokens and no requests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
+
+from .reuse_order import OldestFirst, SpareBlocks, UsefulBlocks
 
 NULL_BLOCK = 0
 
@@ -39,8 +41,8 @@ class BlockObserver(Protocol):
 class BlockPool:
     """Pool of the blocks of one KV group.
 
-    Invariants (check_invariants): the ids are partitioned into free blocks, referenced blocks and the null block; an
-    indexed block carries exactly the key that finds it."""
+    Invariants (check_invariants): the ids are partitioned into free blocks, referenced blocks and the null block; free
+    blocks are empty, demoted or others with content; an indexed block carries exactly the key that finds it."""
 
     def __init__(
         self,
@@ -55,16 +57,31 @@ class BlockPool:
         self._ref_count = [0] * num_blocks
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
-        self._free: OrderedDict[int, int] = OrderedDict.fromkeys(range(1, num_blocks), 0)  # in order of reuse: `now`
-        self._demoted: OrderedDict[int, None] = OrderedDict()  # in order of reuse, after empty ones in _free
+        self._empty: SpareBlocks  # reused first
+        self._demoted: SpareBlocks  # reused next
+        self._free: UsefulBlocks = self._new_useful()  # others, with `now` when they were freed
         self.now = 1  # stamp of last use for blocks that are freed
         self.pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
         self._observers = observers
         self.group = group
         for block, key in (key_by_block or {}).items():
-            self._key_by_block[block] = key
-            self._block_by_key[key] = block
-            self._free.move_to_end(block)
+            self._restore(block, key)
+        self._empty, self._demoted = self._new_spares()
+
+    def _new_spares(self) -> tuple[SpareBlocks, SpareBlocks]:
+        """Return the empty blocks that the pool has at first, and no demoted ones."""
+        keys = self._key_by_block
+        return [block for block in range(self.num_blocks - 1, NULL_BLOCK, -1) if keys[block] is None], OldestFirst()
+
+    def _new_useful(self) -> UsefulBlocks:
+        """Return a collection of free blocks with content; it has none at first."""
+        return OrderedDict[int, int]()
+
+    def _restore(self, block: int, key: bytes) -> None:
+        """Add the content that a free block has already."""
+        self._free[block] = 0
+        self._key_by_block[block] = key
+        self._block_by_key[key] = block
 
     def add_observer(self, observer: BlockObserver) -> None:
         self._observers = [*self._observers, observer]
@@ -76,7 +93,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + len(self._demoted)
+        return len(self._empty) + len(self._demoted) + len(self._free)
 
     @property
     def num_used(self) -> int:
@@ -91,63 +108,77 @@ class BlockPool:
     def allocate(self, count: int) -> list[int] | None:
         """Allocate `count` free blocks, least recently used first, and return them; their keys leave the index. None if
         fewer are free."""
-        if count > len(self._free) and count > self.num_free:  # the first is true rarely, and saves a call
+        if count > len(self._empty) and count > self.num_free:  # the first is true rarely, and saves a call
             return None
         blocks = []
         for _ in range(count):
-            free = self._demoted if self._demoted and not self.has_empty else self._free
-            block, _ = free.popitem(last=False)
-            if (key := self._key_by_block[block]) is not None:
-                self._remove(block, key)
-                for observer in self._observers:
-                    observer.evicted(self.group, block, key, is_demoted=free is self._demoted)
+            block = self._empty.pop() if self._empty else self._evict()
             self._ref_count[block] = 1
             blocks.append(block)
         return blocks
+
+    def _evict(self) -> int:
+        """Remove the content of the free block that is reused next, and return the block."""
+        is_demoted = self._reuses_demoted()
+        block = self._demoted.pop() if is_demoted else self._free.popitem(last=False)[0]
+        self._report_evicted(block, is_demoted=is_demoted)
+        return block
+
+    def _reuses_demoted(self) -> bool:
+        """Return whether a demoted block is reused next, if none is empty."""
+        return len(self._demoted) > 0
+
+    def _report_evicted(self, block: int, *, is_demoted: bool) -> None:
+        """Remove the key of a block from the index, since it is going to be overwritten."""
+        key = self._key_by_block[block]
+        assert key is not None, "a block without content is empty"
+        self._remove(block, key)
+        for observer in self._observers:
+            observer.evicted(self.group, block, key, is_demoted=is_demoted)
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of the blocks, which `lookup` has found; free ones leave the free list."""
         for block in blocks:
             if self._ref_count[block] == 0 and self._free.pop(block, None) is None:
-                del self._demoted[block]
+                self._demoted.remove(block)
             self._ref_count[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove one reference from each block. Of free blocks with a key, those freed first are reused first; blocks
-        without a key are reused before them."""
+        """Remove one reference from each block. Of free blocks with content, those freed first are reused first; empty
+        ones are reused before them."""
         for block in blocks:
             count = self._ref_count[block] - 1
             assert count >= 0, f"block {block} is freed more often than referenced"
             self._ref_count[block] = count
             if count == 0:
-                self._free[block] = self.now
                 if self._key_by_block[block] is None:
-                    self._free.move_to_end(block, last=False)
+                    self._empty.append(block)
+                else:
+                    self._free[block] = self.now
 
     def demote(self, blocks: Iterable[int]) -> None:
         """Let those of these blocks that are free and have content be reused before all others with content."""
         for block in blocks:
-            if self._ref_count[block] == 0 and self._key_by_block[block] is not None:
-                self._free.pop(block, None)
-                self._demoted[block] = None
+            if self._free.pop(block, None) is not None:
+                self._demoted.append(block)
 
     @property
     def has_empty(self) -> bool:
         """Whether a free block has no content."""
-        first = next(iter(self._free), NULL_BLOCK)
-        return first != NULL_BLOCK and self._key_by_block[first] is None
+        return len(self._empty) > 0
 
     @property
     def oldest_stamp(self) -> int:
-        """The stamp of last use of the free block with content that is reused first: 0 if it is demoted. There must be
-        one."""
+        """The stamp of last use of the free block with content that was used longest ago: 0 if one is demoted. There
+        must be one."""
         return 0 if self._demoted else next(iter(self._free.values()))
 
     @property
     def last_uses(self) -> Iterator[tuple[int, int]]:
-        """(Stamp of last use, block) of the free blocks with content, in the order of reuse; demoted ones have 0."""
+        """(Stamp of last use, block) of the free blocks with content, in order of time; demoted ones come first
+        and have 0."""
         yield from ((0, block) for block in self._demoted)
-        yield from ((stamp, block) for block, stamp in self._free.items() if self._key_by_block[block] is not None)
+        yield from ((stamp, block) for block, stamp in self._free.items())
 
     def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
         """Add `key` to the index, unless the index has another block with the same content. is_private: do not report
@@ -215,9 +246,9 @@ class BlockPool:
                 for observer in self._observers:
                     observer.forgotten(self.group, block, key)
                 if self._ref_count[block] == 0:
-                    self._demoted.pop(block, None)
-                    self._free[block] = 0
-                    self._free.move_to_end(block, last=False)
+                    if self._free.pop(block, None) is None:
+                        self._demoted.remove(block)
+                    self._empty.append(block)
 
     def forget_all(self) -> None:
         """Remove all keys from the index. Blocks keep their content for the requests that reference them."""
@@ -227,8 +258,12 @@ class BlockPool:
         """Remove all keys from the index, because the blocks were lost or hold values of other weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
-        self._free.update(dict.fromkeys(self._demoted, 0))
-        self._demoted.clear()
+        for block in [*self._demoted]:
+            self._demoted.remove(block)
+            self._empty.append(block)
+        for block in reversed([*self._free]):
+            self._free.pop(block, None)
+            self._empty.append(block)
         self.pending = []
         for observer in self._observers:
             observer.cleared(self.group)
@@ -248,8 +283,9 @@ class BlockPool:
         for block in range(1, self.num_blocks):
             assert self._ref_count[block] == expected[block], f"block {block}: wrong reference count"
         idle = {block for block in self._ids() if not expected[block]}
-        assert {*self._free, *self._demoted} == idle and len(idle) == self.num_free
-        assert all(self._key_by_block[block] is not None for block in self._demoted), "an empty block is demoted"
+        assert {*self._empty, *self._demoted, *self._free} == idle and len(idle) == self.num_free
+        assert all(self._key_by_block[block] is None for block in self._empty), "a block with content counts as empty"
+        assert all(self._key_by_block[block] is not None for block in (*self._demoted, *self._free))
         for key, block in self._block_by_key.items():
             assert self._key_by_block[block] == key, f"block {block} does not carry the key that finds it"
         assert sum(key is not None for key in self._key_by_block) == len(self._block_by_key)

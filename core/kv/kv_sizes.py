@@ -39,6 +39,15 @@ class KVSizes(NamedTuple):
         """Return the most blocks of each group that a request of `num_tokens` holds at a time."""
         return num_held(self.groups, num_tokens, self.step_tokens, self.block_size)
 
+    def reserve(self, num_rows: int) -> list[int]:
+        """Return how many blocks of each group are left to so many running rows for the next step: one for each, and of
+        states one for each that reaches the end of a block, if all of them are computed evenly. A row without one
+        leaves no snapshot."""
+        counts = [num_rows] * len(self.groups)
+        if self.groups[-1].is_state:
+            counts[-1] = -(-num_rows // self.block_size)
+        return counts
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks of group 0 have the size of all blocks of such a request."""
         num_slabs = self.shape.num_slabs_for(self.held(num_tokens)) - 1

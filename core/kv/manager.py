@@ -141,10 +141,12 @@ class KVCacheManager:
         self, request: Request, computed: Computed, num_reserved: int, victims: Sequence[Request] = ()
     ) -> int:
         """Return how many slabs (blocks, if there is one group) the memory lacks to hold all known tokens of the
-        request and leave `num_reserved` blocks of each group for others; 0 or less if they fit. computed: the result of
-        get_computed_blocks. victims: running requests that would release their blocks before."""
+        request and leave others the blocks that `num_reserved` rows may need; 0 or less if they fit. computed: the
+        result of get_computed_blocks. victims: running requests that would release their blocks before."""
         held = self.sizes.held(request.num_tokens)
-        counts = [max(most - len(blocks), 0) + num_reserved for most, blocks in zip(held, computed.blocks, strict=True)]
+        counts = self.sizes.reserve(num_reserved)
+        for group, (most, blocks) in enumerate(zip(held, computed.blocks, strict=True)):
+            counts[group] += max(most - len(blocks), 0)
         taken = list[list[int]]()
         released = list[list[int]]()
         for group, (pool, blocks) in enumerate(zip(self.pools, computed.blocks, strict=True)):
@@ -155,12 +157,12 @@ class KVCacheManager:
             released.append([block for block, count in owned.items() if count == pool.ref_count(block)])
         return self.memory.num_missing(counts, released, taken)
 
-    def has_room(self, count: int) -> bool:
-        """Return whether each group has room for `count` more blocks."""
-        return self.memory.num_missing([count] * len(self.pools)) <= 0
+    def has_room(self, num_rows: int) -> bool:
+        """Return whether each group has the blocks that so many rows may need in a step."""
+        return self.memory.num_missing(self.sizes.reserve(num_rows)) <= 0
 
     def num_spare(self, most: int, num_reserved: int) -> int:
-        """Return how many blocks, at most `most`, each group has room for next to `num_reserved`."""
+        """Return how many blocks, at most `most`, each group has room for next to those of `num_reserved` rows."""
         return next((count for count in range(most, 0, -1) if self.has_room(count + num_reserved)), 0)
 
     def prompt_keys(self, token_ids: bytes, salt: str | None, adapter: bytes, media: list[MediaSpan]) -> list[bytes]:

@@ -13,6 +13,7 @@ from itertools import chain
 
 from ...ipc.kv.pool_shape import PoolShape
 from .block_pool import BlockObserver, BlockPool
+from .reuse_order import FullestFirst, FullestOfOlder, SpareBlocks, UsefulBlocks
 
 EMPTY = -1  # stamp of last use of a slab without content
 
@@ -24,13 +25,26 @@ class SlabPool(BlockPool):
     their blocks."""
 
     def __init__(self, shape: PoolShape, observers: Sequence[BlockObserver] = (), group: int = 0) -> None:
-        super().__init__(shape.num_blocks(group), observers, group=group)
-        self._free.clear()
         self._slab_bytes = shape.slab_bytes
         self._block_bytes = shape.block_bytes[group]
         self._num_used: dict[int, int] = {}  # by granted slab: referenced blocks
         self._idle: list[tuple[int, int]] = []  # heap of (stamp of last use, slab): each idle slab, and outdated pairs
         self.num_idle = self.num_idle_blocks = 0
+        self._by_slab = [FullestFirst(self._num_used, self._slab_bytes, self._block_bytes) for _ in range(3)]
+        self._useful = FullestOfOlder(self._by_slab[2])
+        super().__init__(shape.num_blocks(group), observers, group=group)
+
+    def _new_spares(self) -> tuple[SpareBlocks, SpareBlocks]:
+        return self._by_slab[0], self._by_slab[1]
+
+    def _new_useful(self) -> UsefulBlocks:
+        return self._useful
+
+    def _reuses_demoted(self) -> bool:
+        """Prefer blocks of slabs that are in use, so that others stay idle: first demoted ones, then useful ones of the
+        older half."""
+        has_demoted = len(self._demoted) > 0
+        return has_demoted and (self._by_slab[1].has_used() or not self._useful.has_used())
 
     @property
     def num_used(self) -> int:
@@ -61,32 +75,30 @@ class SlabPool(BlockPool):
 
     def grant(self, slab: int) -> None:
         """Add the blocks of a slab, all free and without content."""
-        ids = self.ids_of(slab)
-        for block in reversed(ids):
-            self._free[block] = 0
-            self._free.move_to_end(block, last=False)
         self._num_used[slab] = 0
+        for block in self.ids_of(slab):
+            self._empty.append(block)
         self._note_idle(slab, 1)
 
     def restore(self, key_by_block: dict[int, bytes]) -> None:
         """Add content that free blocks of granted slabs have already; skip other blocks."""
         for block, key in key_by_block.items():
-            if block in self._free and key not in self._block_by_key:
-                self._key_by_block[block] = key
-                self._block_by_key[key] = block
-                self._free.move_to_end(block)
+            if block in self._empty and key not in self._block_by_key:
+                self._empty.remove(block)
+                self._restore(block, key)
 
     def revoke(self, slab: int) -> None:
         """Remove the blocks of an idle slab; their content leaves the index."""
-        assert self._num_used.pop(slab) == 0, f"slab {slab} has referenced blocks"
+        assert self._num_used[slab] == 0, f"slab {slab} has referenced blocks"
         for block in self.ids_of(slab):
+            if self._key_by_block[block] is None:
+                self._empty.remove(block)
+                continue
             is_demoted = self._free.pop(block, None) is None
             if is_demoted:
-                del self._demoted[block]
-            if (key := self._key_by_block[block]) is not None:
-                self._remove(block, key)
-                for observer in self._observers:
-                    observer.evicted(self.group, block, key, is_demoted=is_demoted)
+                self._demoted.remove(block)
+            self._report_evicted(block, is_demoted=is_demoted)
+        del self._num_used[slab]
         self.num_idle -= 1
         self.num_idle_blocks -= len(self.ids_of(slab))
 
@@ -121,6 +133,8 @@ class SlabPool(BlockPool):
         slab = self.slab_of(block)
         count = self._num_used[slab]
         self._num_used[slab] = count + change
+        for blocks in self._by_slab:
+            blocks.recount(slab, count, count + change)
         if count == 0 or count + change == 0:
             self._note_idle(slab, -change)
 
@@ -182,6 +196,9 @@ class SlabPool(BlockPool):
             if count:
                 used[self.slab_of(block)] += 1
         assert used == self._num_used, "wrong numbers of referenced blocks"
+        for blocks in self._by_slab:
+            blocks.check_invariants()
+        self._useful.check_invariants()
         idle = [slab for slab, count in used.items() if not count]
         assert self.num_idle == len(idle) and self.num_idle_blocks == sum(len(self.ids_of(s)) for s in idle)
         assert set(idle) <= {slab for _, slab in self._idle}, "an idle slab cannot be found"

@@ -72,10 +72,14 @@ class StateTable:
 
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def has_to_move(self, start: int) -> bool:
-        """Return whether a step that updates the state from token `start` on needs a new block: for the first tokens,
-        behind a hit, and at a boundary, where the live block is a snapshot."""
-        return self._live == NULL_BLOCK or self._is_found or (self._is_sharing and start % self._block_size == 0)
+    def has_to_move(self) -> bool:
+        """Return whether a step that updates the state needs a new block: for the first tokens, behind a hit, and if
+        other rows go on from the live block."""
+        return self._live == NULL_BLOCK or self._is_found or self._pool.ref_count(self._live) > 1
+
+    def is_snapshot(self, start: int) -> bool:
+        """Return whether the live block, which has the state after token `start` - 1, is worth to be left as it is."""
+        return self._is_sharing and start % self._block_size == 0
 
     def boundaries_in(self, start: int, end: int) -> list[int]:
         """Return the tokens behind `start` and before `end` at which a snapshot is worth a block: kept boundaries, and
@@ -89,10 +93,12 @@ class StateTable:
             found.append(last)
         return [boundary * size for boundary in found]
 
-    def plan(self, end: int, moves: Moves) -> None:
-        """Move in the step that is being made, which computes the row's next tokens up to `end`. The table must have
-        an entry for each."""
+    def plan(self, start: int, end: int, moves: Moves) -> None:
+        """Move in the step that is being made, which computes the row's next tokens `start` to `end`. The table must
+        have an entry for each. A live block that is not left at `start` is overwritten: requests find it no more."""
         assert not self._moves, "a row is planned twice in a step"
+        if self._live != NULL_BLOCK and (not moves or moves[0][0] > start):
+            self._pool.forget((self._live,))
         self._end, self._moves = end, moves
 
     def cancel(self) -> None:

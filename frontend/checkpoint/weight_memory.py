@@ -70,7 +70,7 @@ def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool
     for group in kv_groups(model, num_tokens, is_grouped=is_grouped(model)):
         if group.is_state and model.state is not None:
             states = group.num_held(num_tokens, STEP_TOKENS, block_size=1)
-            num_bytes += states * len(group.layers) * _state_bytes(model.state, _ITEM_BYTES[dtype])
+            num_bytes += states * len(group.layers) * state_bytes(model.state, _ITEM_BYTES[dtype])
             continue
         head_bytes = group.head_dim + 4 if is_8_bits else group.head_dim * _ITEM_BYTES[dtype]
         token_bytes = len(group.layers) * 2 * group.num_kv_heads * head_bytes
@@ -78,7 +78,7 @@ def kv_bytes(model: ModelConfig, dtype: str, num_tokens: int, *, is_8_bits: bool
     return num_bytes
 
 
-def _state_bytes(state: StateConfig, item_bytes: int) -> int:
+def state_bytes(state: StateConfig, item_bytes: int) -> int:
     """Return the bytes of the state of a layer: of its scan, and of the last inputs of its convolution."""
     scan_bytes = 4 * state.num_heads * state.key_dim * state.value_dim
     num_channels = sum(map(state.part_size, state.conv_parts))

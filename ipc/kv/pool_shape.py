@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 import msgspec
 
-MIN_BLOCKS_OF_SLAB = 32  # of each group but that with the largest: a slab's end may cut a block, 1 in 33 at most
+MIN_BLOCKS_OF_SLAB = 32  # of each group whose blocks the ends of slabs cut: 1 in 33 is lost at most
 
 
 class PoolShape(msgspec.Struct, frozen=True):
@@ -29,10 +30,16 @@ class PoolShape(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, num_bytes: int, block_bytes: Sequence[int]) -> PoolShape:
         """Return the shape of a pool of at most `num_bytes`. A slab is the smallest multiple of the largest block that
-        holds MIN_BLOCKS_OF_SLAB of each smaller one."""
+        holds a whole number, or at least MIN_BLOCKS_OF_SLAB, of each smaller one: the smaller the slabs, the fewer
+        bytes are idle in those that a group uses in part."""
         largest = max(block_bytes)
-        smaller = max((size for size in block_bytes if size < largest), default=0)
-        slab_bytes = max(-(-MIN_BLOCKS_OF_SLAB * smaller // largest), 1) * largest
+        slab_bytes = next(
+            num_bytes_of_slab
+            for num_bytes_of_slab in count(largest, largest)
+            if all(
+                num_bytes_of_slab % size == 0 or num_bytes_of_slab >= MIN_BLOCKS_OF_SLAB * size for size in block_bytes
+            )
+        )
         return cls(num_bytes // slab_bytes, slab_bytes, tuple(block_bytes))
 
     @property

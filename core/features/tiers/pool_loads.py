@@ -151,9 +151,9 @@ class PoolLoads:
             self._fetches.let_go(fetch, landed)
 
     def _num_fitting(self, items: Sequence[Item], num_rows: int) -> int:
-        """Return for how many of these blocks, from the first, the memory has room besides `num_rows` blocks of each
-        group."""
-        counts = [num_rows] * len(self._pools)
+        """Return for how many of these blocks, from the first, the memory has room besides those that `num_rows` rows
+        may need."""
+        counts = self._kv_cache.sizes.reserve(num_rows)
         for index, item in enumerate(items):
             counts[item.group] += 1
             if self._kv_cache.memory.num_missing(counts) > 0:

@@ -27,18 +27,23 @@ class StateMoves:
 
     def positions(self, request: Request, end: int) -> list[int]:
         """Return the tokens from which on the request's state goes on in new blocks, if its next tokens up to `end` are
-        computed. Those that only leave a snapshot get none of the blocks that other rows may need in the step."""
+        computed. Those that only leave a snapshot get none of the blocks that other rows need in the step."""
         table, start = self._table(request), int(self._rows.num_scheduled[request.row])
-        boundaries = table.boundaries_in(start, end)
-        if boundaries:
-            boundaries = boundaries[-self._num_spare(len(boundaries)) or len(boundaries) :]
-        return [start, *boundaries] if table.has_to_move(start) else boundaries
+        has_to_move = table.has_to_move()
+        snapshots = table.boundaries_in(start, end)
+        if not has_to_move and table.is_snapshot(start):
+            snapshots.insert(0, start)
+        if snapshots:
+            num_spare = self._num_spare(len(snapshots) + has_to_move) - has_to_move
+            snapshots = snapshots[len(snapshots) - max(num_spare, 0) :]
+        return [start, *snapshots] if has_to_move else snapshots
 
     def _num_spare(self, most: int) -> int:
-        """Return how many blocks, at most `most`, are free for snapshots."""
+        """Return how many blocks of states, at most `most`, are free besides a block of each other group for each
+        row."""
         counts = [self._rows.num_active] * len(self._kv_cache.groups)
         for count in range(most, 0, -1):
-            counts[self.group] = self._rows.num_active + count
+            counts[self.group] = count
             if self._kv_cache.memory.num_missing(counts) <= 0:
                 return count
         return 0
@@ -47,7 +52,8 @@ class StateMoves:
         """Let the state of a request go on in `blocks` from these positions on, in a step that computes its next tokens
         up to `end`."""
         table = self._table(request)
-        table.plan(end, list(zip(positions, blocks, strict=True)))
+        start = int(self._rows.num_scheduled[request.row])
+        table.plan(start, end, list(zip(positions, blocks, strict=True)))
         self._planned.append((request.row, table))
 
     def withhold(self, request: Request) -> None:

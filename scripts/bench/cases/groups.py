@@ -3,11 +3,12 @@ that answers at once.
 
     engine-launch bench groups
 
-Shapes of real models, with keys and values in bfloat16 and blocks of 16 tokens. "bytes": one request of 32k tokens, its
-blocks' bytes beside those of one group for all layers: the most while its prompt is computed in chunks, and those while
-it decodes. "pool": requests of random lengths are added one by one, each once all others decode, until one does not
-fit; the share of the pool's bytes in use then, its mean and least over the draws, beside a fixed division of the pool
-between the groups, for rows of 8k tokens, over the same requests.
+Shapes of real models, with keys and values in bfloat16 and blocks of 16 tokens. "bytes", for models with windows: one
+request of 32k tokens, its blocks' bytes beside those of one group for all layers: the most while its prompt is computed
+in chunks, and those while it decodes. "pool": requests of random lengths are added one by one, each once all others
+decode, until one does not fit, or a running one gives way; the share of the pool's bytes in use then, its mean and
+least over the draws, beside a fixed division of the pool between the groups, for rows of 8k tokens, over the same
+requests.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tokenloom.core.engine import EngineCore
 from tokenloom.core.features.grammar.local_helper import LocalGrammarHelper
 from tokenloom.core.features.new import Surroundings
 from tokenloom.core.request import State
+from tokenloom.frontend.checkpoint.weight_memory import state_bytes
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
@@ -33,6 +35,7 @@ from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.ipc.spec.kv.kv_groups import KVGroup, kv_groups
+from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.scripts.bench.engine_steps import Executor, new_spec
 from tokenloom.scripts.bench.null_worker import NullWorker
@@ -89,6 +92,28 @@ SHAPES = {
         ),
         6 << 30,
     ),
+    "Qwen3-Next-80B-A3B": Meta(
+        _text(
+            "Qwen3NextForCausalLM",
+            num_hidden_layers=48,
+            hidden_size=2048,
+            intermediate_size=5120,
+            num_attention_heads=16,
+            num_key_value_heads=2,
+            head_dim=256,
+            layer_types=["linear_attention" if layer % 4 < 3 else "full_attention" for layer in range(48)],
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_conv_kernel_dim=4,
+            num_experts=512,
+            num_experts_per_tok=10,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+        ),
+        20 << 30,
+    ),
 }
 MIXES = {  # the fewest and the most tokens of a prompt, by mix; a request is of each range with equal chance
     "short": [(100, 2000)],
@@ -97,7 +122,9 @@ MIXES = {  # the fewest and the most tokens of a prompt, by mix; a request is of
 }
 
 
-def block_bytes(group: KVGroup) -> int:
+def block_bytes(model: ModelConfig, group: KVGroup) -> int:
+    if group.is_state and model.state is not None:
+        return len(group.layers) * state_bytes(model.state, ELEMENT_BYTES)
     return len(group.layers) * 2 * group.num_kv_heads * group.head_dim * BLOCK_SIZE * ELEMENT_BYTES
 
 
@@ -170,8 +197,8 @@ def spec_of(shape: Meta, folder: Path, chunk: int, num_rows: int) -> EngineSpec:
 
 def measure_bytes(name: str, spec: EngineSpec, report: Report) -> None:
     (all_layers,) = kv_groups(spec.model, LENGTH, is_grouped=False)
-    whole = LENGTH // BLOCK_SIZE * block_bytes(all_layers)
-    core = Core(spec, PoolShape.of(2 * whole, [block_bytes(group) for group in spec.kv_groups]))
+    whole = LENGTH // BLOCK_SIZE * block_bytes(spec.model, all_layers)
+    core = Core(spec, PoolShape.of(2 * whole, [block_bytes(spec.model, group) for group in spec.kv_groups]))
     core.add(LENGTH - DECODED)
     peak = 0
     while not core.is_prompted:
@@ -190,12 +217,13 @@ def lengths(mix: str, seed: int) -> Iterator[int]:
 
 
 def used_when_full(spec: EngineSpec, pool: PoolShape, mix: str, seed: int) -> float:
-    """Return the share of the pool's bytes in use when the next request does not fit."""
+    """Return the share of the pool's bytes in use before the step for which a request does not fit: a new one, or one
+    that runs and gives way to others."""
     core = Core(spec, pool)
     for length in lengths(mix, seed):
-        used = core.used_bytes
         core.add(length)
         while not core.is_prompted:
+            used = core.used_bytes
             core.step()
             if core.is_refused:
                 return used / pool.num_bytes
@@ -213,7 +241,7 @@ def used_by_split(spec: EngineSpec, pool: PoolShape, mix: str, seed: int) -> flo
         if any(one + more > most for one, more, most in zip(used, held, room, strict=True)):
             break
         num_blocks = -(-length // BLOCK_SIZE)
-        kept = [group.num_needed(num_blocks, BLOCK_SIZE) + (group.window is not None) for group in spec.kv_groups]
+        kept = [group.num_needed(num_blocks, BLOCK_SIZE) + (not group.is_full) for group in spec.kv_groups]
         used = [one + min(more, num_blocks) for one, more in zip(used, kept, strict=True)]
     return sum(count * size for count, size in zip(used, pool.block_bytes, strict=True)) / pool.num_bytes
 
@@ -222,10 +250,11 @@ def measure(setup: Setup) -> None:
     asked, report = setup.arguments, setup.report
     folder = Path(setup.stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenloom-groups-")))
     for name, shape in SHAPES.items():
-        for chunk in asked.chunks:
-            measure_bytes(name, spec_of(shape, folder, chunk, 1), report)
         spec = spec_of(shape, folder, asked.chunks[0], 1024)
-        pool = PoolShape.of(shape.pool_bytes, [block_bytes(group) for group in spec.kv_groups])
+        if any(group.window is not None for group in spec.kv_groups):
+            for chunk in asked.chunks:
+                measure_bytes(name, spec_of(shape, folder, chunk, 1), report)
+        pool = PoolShape.of(shape.pool_bytes, [block_bytes(spec.model, group) for group in spec.kv_groups])
         for mix in MIXES:
             shares = [used_when_full(spec, pool, mix, seed) for seed in range(asked.draws)]
             split = [used_by_split(spec, pool, mix, seed) for seed in range(asked.draws)]

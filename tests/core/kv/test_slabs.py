@@ -113,6 +113,28 @@ def test_a_slab_goes_to_another_group_when_it_is_used_longest_ago_and_never_belo
     assert slabs.allocate([0, 9]) is None and slabs.allocate([0, 8]) is not None and full.num_slabs == 1
 
 
+def test_blocks_of_slabs_in_use_are_reused_before_those_of_idle_ones() -> None:
+    shape = PoolShape(7, 4, (4, 1))
+    slabs, pools = new_slabs(shape, [1, 0])
+    window = pools[1]
+    (_, blocks) = slabs.allocate([0, 20]) or []
+    for block in blocks:
+        window.cache_block(block, b"%d" % block)
+    by_slab = [blocks[i : i + 4] for i in range(0, 20, 4)]
+    window.free(by_slab[0])  # idle, demoted first
+    window.demote(by_slab[0])
+    for each, num_left in zip(by_slab[1:], (1, 2, 3, 2), strict=True):
+        slabs.advance()
+        window.free(each[:num_left])
+    window.demote([*by_slab[1], *by_slab[2]])
+    (_, found) = slabs.allocate([0, 3])
+    assert sorted(found) == sorted([by_slab[1][0], *by_slab[2][:2]]), "demoted ones, the fullest slab first"
+    (_, found) = slabs.allocate([0, 2])
+    assert {*found} <= {*by_slab[3][:3]}, "then the older half of the others, although they have content of use"
+    assert window.num_idle == 1 and slabs.num_missing([1, 0]) <= 0
+    check(slabs, shape, pools, [[], [block for block in blocks if window.ref_count(block)]])
+
+
 @pytest.mark.parametrize("used_first", [0, 1, 2])
 def test_of_all_groups_the_blocks_that_were_used_longest_ago_make_room(used_first: int) -> None:
     slabs, pools = new_slabs(PoolShape(7, 2, (1, 1, 1)), [1, 1, 1])

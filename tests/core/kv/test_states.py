@@ -153,7 +153,7 @@ def test_a_block_that_has_been_reused_is_not_demoted() -> None:
     def move(position: int) -> int:
         (block,) = pool.allocate(1) or [0]
         table.block_ids.append(0)
-        table.plan(position + 1, [(position, block)])
+        table.plan(position, position + 1, [(position, block)])
         table.enter()
         pool.cache_block(block, b"%d" % position)
         table.release()
@@ -169,6 +169,38 @@ def test_a_block_that_has_been_reused_is_not_demoted() -> None:
     move(8)
     pool.allocate(5)  # all that are empty
     assert pool.oldest_stamp == 5, "the content of another row is as good as before"
+
+
+def test_a_state_that_goes_on_in_its_block_is_found_no_more_and_one_that_others_read_moves() -> None:
+    pool = BlockPool(9)
+    table = StateTable(pool, BLOCK_SIZE, (), is_sharing=True)
+    (live,) = pool.allocate(1) or [0]
+    table.block_ids.append(0)
+    table.plan(0, BLOCK_SIZE, [(0, live)])
+    assert table.enter() == [(0, live)] and table.is_snapshot(BLOCK_SIZE)
+    pool.cache_block(live, b"a")
+    pool.touch([live])
+    assert table.has_to_move(), "another row reads it"
+    pool.free([live])
+    assert not table.has_to_move() and pool.lookup(b"a") == live
+    table.block_ids.append(0)
+    table.plan(BLOCK_SIZE, BLOCK_SIZE + 1, [])
+    assert pool.lookup(b"a") is None and table.enter() == []
+    assert table.block_ids == [0, live] and table.held == [live]
+
+
+def test_rows_fill_the_memory_with_states_and_leave_snapshots_only_where_there_is_room() -> None:
+    num_slabs, num_rows = 24, 19
+    harness, rng = StateHarness(num_slabs, max_num_seqs=num_rows, steps_in_flight=1), random.Random(0)
+    for key in range(num_rows):
+        harness.add(key, prompt_of(rng, 9), 14)
+    most = 0
+    while harness.core.scheduler.has_work():
+        harness.turn()
+        most = max(most, harness.num_used)
+    for key in range(num_rows):
+        harness.check(key)
+    assert most >= 15 and harness.core.scheduler.num_preemptions == 0, "a fourth of the rows has a second block"
 
 
 @pytest.mark.parametrize("seed", range(4))
