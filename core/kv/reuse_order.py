@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class SpareBlocks(Protocol):
-    """Interface of a collection of free blocks whose content is of no use, or that have none. A list is one: the block
+    """Interface of a collection of free blocks with content of no use, or with none. A list is one: the block
     that was added last is reused first."""
 
     def append(self, block: int, /) -> None: ...
