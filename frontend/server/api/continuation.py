@@ -24,6 +24,7 @@ from ....ipc.messages.client import Child, Delta, Submit
 from ....ipc.params.sampling_params import child_seed
 
 NONCE_BYTES = 16
+TOKEN_BYTES = 4  # of a token id in a message
 SHOWN = "shown"  # key in the ASGI messages below: the Shown
 TOKENS = "tokenloom.tokens"  # ASGI message without bytes: tokens of a whole answer, whose bytes follow at its end
 
@@ -48,7 +49,7 @@ class Shown(msgspec.Struct):
 
     tokens: list[tuple[int, int]]  # (choice, token id), beyond the parts before
     ended: list[tuple[int, FinishReason]]  # (choice, finish reason), beyond the parts before
-    num_events: int  # from the start of the answer
+    num_events: int  # from the start of the answer, if its events are numbered
     num_cached: int  # tokens of the prompts, of choices with tokens, that were in the prefix cache
     seed: int = 0  # of the whole request; the same in each part
 
@@ -74,18 +75,21 @@ class Continuation(msgspec.Struct):
         """Whether the client has tokens."""
         return bool(self.answers)
 
-    def take_shown(self, num_events: int = 0) -> Shown:
-        """Return the state that the answer reaches with a part that holds all that is rendered so far. `num_events`:
-        events in the part."""
-        self.num_events += num_events
+    def take_shown(self) -> Shown:
+        """Return the state that the answer reaches with a part that holds all that is rendered so far."""
+        rendered, self.rendered = self.rendered, []  # once a part: hot
         self.num_cached = self.rendered_cached
-        shown = Shown([], [], self.num_events, self.num_cached, self.seed)
-        for choice, delta in self.rendered:
-            shown.tokens += [(choice, token_id) for token_id in decode_ids(delta.token_ids)]
+        tokens: list[tuple[int, int]] = []
+        ended: list[tuple[int, FinishReason]] = []
+        for choice, delta in rendered:
+            token_ids = delta.token_ids
+            if len(token_ids) == TOKEN_BYTES:
+                tokens.append((choice, int.from_bytes(token_ids, "little")))
+            else:
+                tokens += [(choice, token_id) for token_id in decode_ids(token_ids)]
             if delta.finish_reason is not None:
-                shown.ended.append((choice, delta.finish_reason))
-        self.rendered.clear()
-        return shown
+                ended.append((choice, delta.finish_reason))
+        return Shown(tokens, ended, self.num_events, self.num_cached, self.seed)
 
     def nothing_shown(self) -> Shown:
         """Return the state of the answer for a part that shows nothing."""

@@ -84,7 +84,6 @@ async def _text_parts(run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]]
 class LineStream(EventStream):
     """Response that sends lines of JSON. An error after the first line becomes the last line."""
 
-    separator = b"\n"
     headers_sent = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache"))
 
     @staticmethod

@@ -67,11 +67,13 @@ class BackgroundResponse:
         if the response is not a stream."""
         if self._events is None:
             raise RequestError("stream needs a response that was created with stream true: ask for it as a whole")
-        position = after + 1 + current().num_events
+        continuation = current()
+        position = after + 1 + continuation.num_events
         while True:
             changed = self._changed
             if position < len(self._events):
                 chunk, position = b"".join(self._events[position:]), len(self._events)
+                continuation.num_events = position - after - 1
                 yield chunk
             elif self._is_over:
                 return

@@ -91,12 +91,13 @@ class EngineResponse(ABC):
         """`model`: the name of the served model or of an adapter."""
         self._engine, self.model, self._submits = engine, model, submits
         self._continuation = current()
+        self._has_reader = self._continuation.is_resumed  # who has a part of the answer
         self.id, self._created = request_id, int(self._continuation.created)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
         continuation = self._continuation if self.goes_on else None
-        if continuation is None and self._continuation.num_events:
+        if continuation is None and self._has_reader:
             raise InternalError("this answer cannot go on where it stopped: send the request again")
         running = self._engine.run(self._submits, self.model, self.max_open, continuation)
         with prompt_errors_about(self.prompt_field), running as run:

@@ -54,7 +54,6 @@ class EventStream(Response):
     once. Chunks that are made while the request's continuation is muted are not sent. After the head an error is an
     event."""
 
-    separator = b"\n\n"  # after each event
     headers_sent = _HEADERS
 
     @staticmethod
@@ -107,7 +106,7 @@ class EventStream(Response):
     def _part(self, body: bytes, *, has_more: bool = True) -> Message:
         part: Message = {"type": "http.response.body", "body": body, "more_body": has_more}
         if self._continuation.is_kept:
-            part[SHOWN] = self._continuation.take_shown(body.count(self.separator))
+            part[SHOWN] = self._continuation.take_shown()
         return part
 
     async def fill_silence(self) -> None:

@@ -68,6 +68,7 @@ class ResponseCreation:
         """Yield the encoded events of each turn (loop iteration) of the frontend that has any; the caller sends the
         `end`. The events of BEGIN are held back until another event follows: an error before that is raised, a later
         error becomes an event."""
+        self._chat.goes_on = not self._chat.has_logprobs  # the last event repeats them
         continuation = current()
         sequence, held = continuation.num_events, list[Event]()
         try:
@@ -77,12 +78,14 @@ class ResponseCreation:
                     if continuation.is_muted or self._is_over:
                         held = held if self._is_over else []
                     elif held and (sequence or len(held) > len(BEGIN)):
+                        continuation.num_events = sequence + len(held)
                         yield b"".join(encode_events(held, sequence))
-                        sequence, held = sequence + len(held), []
+                        sequence, held = continuation.num_events, []
         except Exception as error:
             if not (sequence or continuation.is_resumed):
                 raise
             held = [_error_event(error)]
+        continuation.num_events = sequence + len(held)
         self._end = b"".join(encode_events(held, sequence))
 
     def end(self) -> bytes:

@@ -138,10 +138,12 @@ class StoredResponses:
         if not stored:
             raise RequestError("stream needs a response in the background that was created with stream true")
 
-        num_events = current().num_events
+        continuation = current()
 
         async def events() -> AsyncGenerator[bytes, None]:
-            yield b"".join(stored[after + 1 + num_events :])
+            position = after + 1 + continuation.num_events
+            continuation.num_events = len(stored) - after - 1
+            yield b"".join(stored[position:])
 
         return events()
 

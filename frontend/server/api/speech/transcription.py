@@ -70,6 +70,7 @@ class Transcription(EngineResponse):
         self._clip = parsed.inputs[0].media[0]
         self._has_logprobs = bool(getattr(parsed.body, "include", None))
         self._last_event = b""
+        self.goes_on = params.num_logprobs is None  # the last event repeats them
 
     @classmethod
     async def start(

@@ -240,7 +240,8 @@ class _Connection:
         """Send a part of the stream; its last event gets the position as its id."""
         shown: Shown | None = message.get(SHOWN)
         if shown is not None:
-            has_events = shown.num_events > self._stream.last.num_events or not message["more_body"]
+            is_new = bool(shown.tokens or shown.ended or shown.num_events > self._stream.last.num_events)
+            has_events = is_new or not message["more_body"]
             position = self._stream.add(shown)
             if not message["more_body"]:
                 position = END

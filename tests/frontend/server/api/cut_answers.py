@@ -103,36 +103,40 @@ class CutApp(ServedApp):
             self._is_waiting = True
             self.loop.call_later(0, self._step)
 
+    async def parts(self, path: str, body: bytes, continuation: Continuation) -> list[Part]:
+        return await parts_of(self, path, body, continuation)
+
     def _say(self, **columns: Any) -> None:
         self.frontend.on_core_message(EngineCoreOutputs(**columns))
         self.frontend.tick(self.loop.time())
 
-    async def parts(
-        self, path: str, body: bytes, continuation: Continuation, content_type: bytes = b"application/json"
-    ) -> list[Part]:
-        """Return all messages of an answer that have a body or tokens. The status must be 200."""
-        found: list[Part] = []
 
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                assert message["status"] == 200, message
-                return
-            found.append(Part(message.get("body", b""), message.get(SHOWN)))
-            assert not message.get("body") or message["type"] != TOKENS
+async def parts_of(
+    served: ServedApp, path: str, body: bytes, continuation: Continuation, content_type: bytes = b"application/json"
+) -> list[Part]:
+    """Return all messages of an answer that have a body or tokens. The status must be 200."""
+    found: list[Part] = []
 
-        chunks = deque([{"type": "http.request", "body": body, "more_body": False}])
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200, message
+            return
+        found.append(Part(message.get("body", b""), message.get(SHOWN)))
+        assert not message.get("body") or message["type"] != TOKENS
 
-        async def receive() -> Any:
-            if not chunks:
-                await asyncio.Event().wait()
-            return chunks.popleft()
+    chunks = deque([{"type": "http.request", "body": body, "more_body": False}])
 
-        headers = [(b"content-type", content_type), (b"authorization", b"Bearer sk-loom")]
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        with working_on(continuation):
-            async with asyncio.timeout(DEADLINE_S):
-                await self.app(scope | {"headers": headers, "client": ("c", 1)}, receive, send)
-        return found
+    async def receive() -> Any:
+        if not chunks:
+            await asyncio.Event().wait()
+        return chunks.popleft()
+
+    headers = [(b"content-type", content_type), (b"authorization", b"Bearer sk-loom")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    with working_on(continuation):
+        async with asyncio.timeout(DEADLINE_S):
+            await served.app(scope | {"headers": headers, "client": ("c", 1)}, receive, send)
+    return found
 
 
 def continuation_of(parts: Sequence[Part]) -> Continuation:

@@ -137,3 +137,13 @@ async def test_a_stream_that_is_cut_often_shows_each_token_once(served: CutApp, 
         is_over = num_sent >= len(parts)
     assert continuation_of(sent).answers == continuation_of(whole).answers
     assert texts_of(b"".join(part.body for part in sent)) == texts_of(b"".join(part.body for part in whole))
+
+
+@in_loop(_serving)
+async def test_a_response_with_logprobs_that_is_cut_ends_with_an_error(served: CutApp) -> None:
+    fields = {"input": "plain", "include": ["message.output_text.logprobs"], "stream": True}
+    body = json.dumps(fields).encode()
+    first, *others = await served.parts("/v1/responses", body, continuation_of([]))
+    assert others
+    (error,) = await served.parts("/v1/responses", body, continuation_of([first]))
+    assert b'"type":"error"' in error.body and b"cannot go on" in error.body

@@ -11,7 +11,9 @@ import pytest
 from tokenloom.frontend.server.api.continuation import Continuation, working_on
 from tokenloom.frontend.server.api.keep_alive import COMMENT, KEEP_ALIVE, KeepAlive
 from tokenloom.frontend.server.api.openai.events import DONE, EventStream
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import Overloaded
+from tokenloom.ipc.messages.client import Delta
 
 DEADLINE_S = 20.0
 EVENT = b"data: 1\n\n"
@@ -86,11 +88,12 @@ def test_a_comment_shows_nothing() -> None:
         continuation = Continuation(nonce=b"n", created=0.0, is_kept=True)
         client = Client(0.003, 1)
         with working_on(continuation):
+            continuation.rendered.append((0, Delta(request_id="r", token_ids=encode_ids([7]), finish_reason="stop")))
             await client.read()
-        shown = [message["shown"].num_events for message in client.messages if message["type"] == "http.response.body"]
-        numbers = [sum(body == EVENT for body in client.bodies[: i + 1]) for i in range(len(client.bodies))]
-        numbers[-1] += 1  # [DONE]
-        assert shown == numbers
+        shown = [message["shown"] for message in client.messages if message["type"] == "http.response.body"]
+        first = client.bodies.index(EVENT)
+        assert [bool(each.tokens or each.ended) for each in shown] == [i == first for i in range(len(shown))]
+        assert (shown[first].tokens, shown[first].ended) == ([(0, 7)], [(0, "stop")])
 
     asyncio.run(work())
 
