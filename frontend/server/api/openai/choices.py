@@ -91,7 +91,8 @@ class EngineResponse(ABC):
         """`model`: the name of the served model or of an adapter."""
         self._engine, self.model, self._submits = engine, model, submits
         self._continuation = current()
-        self._has_reader = self._continuation.is_resumed  # who has a part of the answer
+        begun = self._continuation
+        self._has_reader = begun.is_resumed or begun.was_begun or begun.num_events > 0  # of a part of the answer
         self.id, self._created = request_id, int(self._continuation.created)
 
     @contextlib.contextmanager

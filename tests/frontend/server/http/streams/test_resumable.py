@@ -189,3 +189,13 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0)
+
+
+@in_loop(_serving)
+async def test_a_response_with_logprobs_is_not_read_on(served: CutApp) -> None:
+    first = Reader(served, 3)
+    body = json.dumps({"input": "plain", "include": ["message.output_text.logprobs"], "stream": True}).encode()
+    await first.ask("POST", "/v1/responses", body, x_stream_resume="60")
+    rest = Reader(served)
+    await rest.ask("GET", f"/v1/streams/{first.head[b'x-stream-id'].decode()}", last_event_id=first.last_id)
+    assert b"cannot go on" in b"".join(rest.parts) and b"delta" not in b"".join(rest.parts)
