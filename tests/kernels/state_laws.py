@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenloom.kernels.contract import ConvActivation, GateOrder, Norm, StateMetadata
+from tokenloom.kernels.contract import ConvActivation, GateOrder, Norm, Rates, StateMetadata
 from tokenloom.kernels.reference import ReferenceOps
 
 NUM_BLOCKS = 16
@@ -288,3 +288,20 @@ def compute_chunks(ops: ReferenceOps, form: StateForm, weights: Weights, chunks:
     for chunk, found in zip(chunks, torch.split(outputs, [chunk.stop - chunk.start for chunk in chunks]), strict=True):
         assert torch.equal(found, chunk.row.whole[chunk.start : chunk.stop])
         chunk.finish()
+
+
+def assert_numbers_of_heads_are_exact(ops: ReferenceOps, dtype: torch.dtype, seed: int) -> None:
+    """Decays and sigmoids are those of the formulas in float64, and a token's bits do not depend on the others."""
+    torch.manual_seed(seed)
+    rates = Rates(-4 * torch.rand(7), torch.randn(7), 0.1, 20.0)
+    a = (10 * torch.randn(5, 12)).to(dtype)[:, 3:10]
+    dt, decay = ops.state_decay(a, rates)
+    exact = F.softplus(a.double() + rates.dt_bias).clamp(rates.min_dt, rates.max_dt)
+    torch.testing.assert_close(dt, exact.float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(decay, (rates.rate * exact).exp().float(), rtol=1e-4, atol=1e-30)
+    share = ops.sigmoid(a)
+    torch.testing.assert_close(share, a.double().sigmoid().to(dtype))
+    for token in range(len(a)):
+        alone = a[token : token + 1]
+        found = *ops.state_decay(alone, rates), ops.sigmoid(alone)
+        assert all(torch.equal(one[0], all_[token]) for one, all_ in zip(found, (dt, decay, share), strict=True))

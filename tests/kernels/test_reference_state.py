@@ -13,6 +13,7 @@ from tokenloom.tests.kernels.state_laws import (
     FORMS,
     StateForm,
     assert_cutting_changes_no_bit,
+    assert_numbers_of_heads_are_exact,
     assert_outputs_are_exact,
     assert_rows_are_alone,
 )
@@ -50,3 +51,8 @@ def test_outputs_are_those_of_the_formulas_in_float64(ops: ReferenceOps, form: S
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 def test_rows_that_share_a_snapshot_and_a_row_with_nan_change_no_other_row(ops: ReferenceOps, form: StateForm) -> None:
     assert_rows_are_alone(ops, form)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_of_heads_are_those_of_the_formulas_and_do_not_depend_on_other_tokens(dtype: torch.dtype) -> None:
+    assert_numbers_of_heads_are_exact(ReferenceOps(), dtype, seed=2)

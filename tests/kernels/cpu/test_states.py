@@ -13,6 +13,7 @@ from tokenloom.tests.kernels.state_laws import (
     FORMS,
     StateForm,
     assert_cutting_changes_no_bit,
+    assert_numbers_of_heads_are_exact,
     assert_outputs_are_exact,
     assert_rows_are_alone,
 )
@@ -29,6 +30,10 @@ def test_a_layer_of_the_operations_is_that_of_transformers(ops: CpuOps, name: st
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 def test_outputs_are_those_of_the_formulas_in_float64(ops: CpuOps, form: StateForm) -> None:
     assert_outputs_are_exact(ops, of_kind(form, ops), seed=2)
+
+
+def test_numbers_of_heads_are_those_of_the_formulas_and_do_not_depend_on_other_tokens(ops: CpuOps) -> None:
+    assert_numbers_of_heads_are_exact(ops, ops.dtype, seed=2)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
