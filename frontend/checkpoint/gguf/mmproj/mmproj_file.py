@@ -14,7 +14,7 @@ from .....ipc.spec.config.gguf_index import MMPROJ_LINK, GgufTensor
 from ..metadata import Metadata
 from ..reader import read_gguf
 from .projector import Fields, num_layers
-from .projectors import UnknownProjector, projector_of
+from .projectors import TEXT_ALONE, UnknownProjector, projector_of
 
 ARCHITECTURE = "clip"
 WHOLE = ("dtype", "quantization_config", "bos_token_id", "eos_token_id", "tie_word_embeddings")  # beside text_config
@@ -96,6 +96,8 @@ class MmprojFile:
     # ── the language model ───────────────────────────────────────────────────────────────────────────────────────
 
     def _text_type(self, model: Metadata, architecture: str) -> str:
+        if model.architecture in TEXT_ALONE:
+            raise UnknownProjector(f"{self._path}: images of {model.architecture} models are not served")
         known = "llama" if architecture == "LlamaForCausalLM" else model.architecture
         found = self._family.texts.get(known)
         if found is None:

@@ -30,6 +30,7 @@ VARIANTS: Mapping[str, tuple[Callable[[Metadata], bool], Projector]] = {
 ALL = (*PROJECTORS.values(), *(variant for _, variant in VARIANTS.values()))
 TOKENS = frozenset(text for each in ALL for texts in each.tokens.values() for text in texts)  # whose ids are looked up
 WITH_ENCODERS = frozenset(name for each in ALL for name in each.texts)  # architectures of language models
+TEXT_ALONE = frozenset({"qwen35", "qwen35moe"})  # language models that are served without their encoders
 NEXT = ("model.image_newline", "v.image_newline")  # tensors of LLaVA-NeXT, whose images become tiles of several shapes
 
 

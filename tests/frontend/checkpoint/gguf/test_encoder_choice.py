@@ -26,6 +26,8 @@ from tokenloom.ipc.spec.config.weight_files import stored_tensors
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.hybrid_conversions import convert_hybrid
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 
 HIDDEN, SIZE, LAYERS = 96, 32, 2  # rows of the language model and of the encoder; layers of the encoder
 SHAPES = {
@@ -123,6 +125,19 @@ def test_the_file_beside_the_model_is_its_encoder_unless_an_option_says_none(
     assert add_tokenizer(folder) == folder
     index = read_gguf_index(folder)
     assert index is not None and index["vision_model.post_layernorm.bias"].file == "mmproj.gguf"
+
+
+def test_a_model_whose_images_are_not_served_is_served_without_the_encoder_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "Qwen3.5-tiny-F32.gguf"
+    convert_hybrid(recurrent_checkpoint(tmp_path / "model", "qwen3_5"), path)
+    mmproj = write_encoder(tmp_path / "mmproj-F16.gguf", 64)
+    assert not encodes(find_checkpoint(str(path), None))
+    reason = f"{mmproj}: images of qwen35 models are not served"
+    assert f"text alone is served: {reason}" in caplog.text
+    with pytest.raises(ConfigError, match=f"^{reason}$"):
+        find_checkpoint(str(path), None, config=EngineConfig(mmproj=str(mmproj)))
 
 
 def test_a_named_file_is_the_encoder_wherever_it_is(
