@@ -191,7 +191,10 @@ class Scheduler:
             ahead = self.rows.schedulable()
             for limit in self.features.limit:
                 limit(ahead)
-            budget = self._schedule_prefills(ahead, self._pace(self._schedule_decodes(ahead)))
+            budget = self._schedule_decodes(ahead)
+            if self.rows.have_states:
+                budget = self._schedule_late(ahead, budget)
+            budget = self._schedule_prefills(ahead, self._pace(budget))
         if self.waiting:
             self._admit_waiting(budget if batch is None else self._pace(budget))
         if batch is None or batch.version != self.rows.version:
@@ -205,7 +208,7 @@ class Scheduler:
 
     def _pace(self, budget: int) -> int:
         """Return the part of the budget left that prompts may use without delaying the decoding rows too much."""
-        num_decodes = self._budget - budget
+        num_decodes = int(np.count_nonzero(self._counts))
         num_later = sum(num_later() for num_later in self.features.num_later)
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting) - num_later
         return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
@@ -233,6 +236,14 @@ class Scheduler:
             num_tokens = num_blocks * size + 1
             if not self._growth.grow(request, num_tokens):
                 self._grow(request, num_tokens)
+
+    def _schedule_late(self, ahead: Ids, budget: int) -> int:
+        """Schedule the rows that compute the tokens before their drafts again, as decodes, and take them out of
+        `ahead`; return the rest of the budget."""
+        is_late = (ahead > 1) & (ahead <= self.rows.most_late)
+        budget = self._schedule_prefills(np.where(is_late, ahead, 0), budget)
+        ahead[is_late] = 0
+        return budget
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
         """Schedule a chunk for each running row with more than one known token to compute, in the policy's order while

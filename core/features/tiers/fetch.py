@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+import msgspec
+
 from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.tier import BlocksFound, FindGroup
 from ...kv.block_hash import object_name
@@ -24,6 +26,12 @@ class MissingBlocks(NamedTuple):
     owner: int = 0  # tenant
     least: int = 0  # the boundary at which it can continue anyway
     groups: Sequence[FindGroup] = (FindGroup(),)
+
+    def up_to(self, end: int, block_size: int) -> MissingBlocks:
+        """Return the question for a boundary of at most `end`, which is beyond `start`."""
+        count = end - self.start
+        groups = [msgspec.structs.replace(group, here=group.here[:count]) for group in self.groups]
+        return self._replace(tokens=self.tokens[: 4 * block_size * count], groups=groups)
 
 
 class Item(NamedTuple):

@@ -51,6 +51,8 @@ class Fetches:
         self._pools, self._slots, self._block_size = pools, slots, block_size
         self._rule = WaitRule(compute, block_size, slots.slot_bytes)
         self._windows_first = sorted(range(len(groups)), key=lambda group: groups[group].is_full)
+        sizes = zip(groups, slots.slot_bytes, strict=True)
+        self._full_bytes = sum(size for group, size in sizes if group.is_full)  # a block of each group without a window
         self._is_whole = len(groups) > 1 or not groups[0].is_full
         self.hits = Hits(block_size, 4 * slots.num_slots)
         self._send, self._release = send, release
@@ -145,8 +147,8 @@ class Fetches:
         self._slots.free(fetch.set_items(message, self._windows_first, self._slots.slot_bytes))
         for source in {*fetch.sources} - {HERE}:
             self.on_found_names(fetch.names_at(source), source)
-        if fetch.request is None:
-            self._cut_to_fit(fetch)
+        if fetch.request is None and self._cut_to_fit(fetch):
+            return
         num_worth = self._rule.num_worth(fetch)
         probe = self._rule.probe(fetch, now) if num_worth == 0 else None
         if probe is not None:
@@ -157,12 +159,23 @@ class Fetches:
         self._cut(fetch, num_worth)
         self._go_on(fetch, now)
 
-    def _cut_to_fit(self, fetch: Fetch) -> None:
-        """Give up the last blocks of a prefetch that is larger than what may be loaded at once; all of them if they are
-        of use only all together."""
+    def _cut_to_fit(self, fetch: Fetch) -> bool:
+        """Give up the last blocks of a prefetch that is larger than what may be loaded at once. If they are of use only
+        all together, ask for a smaller boundary, and return True."""
         num_fitting = sum(end <= self._max_loading_bytes for end in fetch.bytes_before[1:])
-        if num_fitting < len(fetch.items):
-            self._cut(fetch, 0 if fetch.is_whole else num_fitting)
+        if num_fitting == len(fetch.items):
+            return False
+        if not fetch.is_whole:
+            self._cut(fetch, num_fitting)
+            return False
+        excess_bytes = fetch.bytes_before[-1] - self._max_loading_bytes
+        end = fetch.end - -(-excess_bytes // self._full_bytes) if self._full_bytes else 0
+        if end <= fetch.missing.least or end <= fetch.missing.start:
+            self._cut(fetch, 0)
+            return False
+        fetch.missing = fetch.missing.up_to(end, self._block_size)
+        self._ask(fetch)
+        return True
 
     # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────
 

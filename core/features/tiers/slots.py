@@ -76,11 +76,6 @@ class Slots:
         return sum(pool.num_used * size for pool, size in zip(self._pools, self.slot_bytes, strict=True))
 
     @property
-    def num_free_bytes(self) -> int:
-        """The bytes of the arena that no referenced slot has."""
-        return self.num_bytes - self.used_bytes
-
-    @property
     def num_filled(self) -> int:
         """The number of slots with content that lookups find."""
         return sum(pool.num_cached for pool in self._pools)

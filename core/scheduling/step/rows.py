@@ -39,6 +39,7 @@ class Rows:
         self.block_size = block_size
         self.have_states = have_states
         self.most_left = MAX_DRAFTS if have_states else 1  # tokens before a row's drafts in a step
+        self.most_late = 2 * MAX_DRAFTS + 1 if have_states else 1  # tokens that a row computes again after drafts
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # takes memory only as rows fill
         self.flat_tokens = self.tokens.reshape(-1)
         self._first_place = np.arange(max_num_seqs) * max_model_len  # index in flat_tokens of each row's first token

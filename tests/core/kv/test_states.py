@@ -9,6 +9,7 @@ import pytest
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.state_table import StateTable
 from tokenloom.core.scheduling.drafting import Proposer
+from tokenloom.core.scheduling.prefill_throttle import PrefillThrottle
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.spec.kv.kv_groups import KVGroup, num_held
@@ -144,6 +145,26 @@ def test_tokens_before_drafts_are_computed_again_and_drafts_follow_them(accuracy
     assert worker.num_drafts > 20 and worker.num_accepted == worker.num_drafts * accuracy
     num_plain = 30 + 60 - 1
     assert worker.num_computed_tokens > num_plain + worker.num_drafts, "tokens before the drafts, too"
+
+
+class NoPrompts(PrefillThrottle):
+    """Throttle that holds all prompt tokens back where rows decode."""
+
+    def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
+        return 0 if num_decodes else budget
+
+
+def test_rows_that_compute_tokens_before_drafts_again_are_not_held_back_as_prompts() -> None:
+    harness = StateHarness(proposer=Adversary(random.Random(0), 0.5), steps_in_flight=1)
+    for key, max_tokens in enumerate((40, 400)):
+        harness.add(key, prompt_of(random.Random(key), 20), max_tokens)
+        harness.turn()
+    harness.core.scheduler.prefill_throttle = NoPrompts()
+    for _ in range(100):
+        harness.turn()
+        if len(harness.tokens.get(0, [])) == 40:
+            break
+    assert len(harness.tokens[0]) == 40 and harness.worker.num_drafts > 20
 
 
 def test_a_block_that_has_been_reused_is_not_demoted() -> None:

@@ -145,7 +145,7 @@ class Core:
         spans = sorted((pages.start, pages.stop) for pages in (pages_of(self.shape, each) for each in {*self.held}))
         assert all(end <= start for (_, end), (start, _) in pairwise(spans)), "two slots in use have the same byte"
         used_bytes = sum(self.shape.bytes_of(number) for number in {*self.held})
-        assert self.slots.used_bytes == used_bytes == self.slots.num_bytes - self.slots.num_free_bytes
+        assert self.slots.used_bytes == used_bytes <= self.slots.num_bytes
         assert self.slots.num_used == len({*self.held})
 
 

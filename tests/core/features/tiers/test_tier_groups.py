@@ -22,9 +22,9 @@ SIZE, WINDOW = 4, 9  # tokens: a row needs two blocks of the window's group
 LENGTH, ANSWER = 60, 23
 
 
-def new_harness(sources: int = STORE_ON_DISK, num_slabs: int = 60, **options: object) -> Harness:
+def new_harness(sources: int = STORE_ON_DISK, num_slabs: int = 60, arena_slabs: int = 60, **options: object) -> Harness:
     tiers = OffloadOptions(
-        arena=ArenaShape(60, (2, 1), (8192, 16384)),
+        arena=ArenaShape(arena_slabs, (2, 1), (8192, 16384)),
         block_size=SIZE,
         device="cpu",
         facts=b"{}",
@@ -83,6 +83,21 @@ def test_the_next_turn_continues_at_the_answers_end_from_the_disk(steps_in_fligh
         harness.lose_core(0, with_worker=True)
         make_slow(harness, 1.0)
         settle(harness)
+
+
+def test_a_prefetch_that_is_too_large_loads_a_smaller_boundary_with_its_windows() -> None:
+    harness, most_bytes = new_harness(num_slabs=200, arena_slabs=24), 0.75 * 24 * 16384
+    prompt = prompt_of(random.Random(0), 200)
+    ask(harness, 0, prompt)
+    cache = harness.core.scheduler.kv_cache
+    harness.core.reset_prefix_cache()
+    harness.offload.slots.forget_all()
+    num_loaded = list[int]()
+    harness.offload.prefetch(encode_ids(prompt), None, b"", [], num_loaded.append)
+    settle(harness)
+    end, spacing = num_loaded[0] // SIZE, cache.sizes.spacing
+    assert end % spacing == 0 and 0 < end < 50, "a boundary where the window is kept"
+    assert end * 8192 + 2 * 16384 <= most_bytes < (end + spacing) * 8192 + 2 * 16384, "the largest that fits"
 
 
 def test_evicted_windows_come_back_from_the_host_tier_and_demoted_ones_are_not_kept() -> None:
