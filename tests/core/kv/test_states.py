@@ -148,10 +148,10 @@ def test_tokens_before_drafts_are_computed_again_and_drafts_follow_them(accuracy
 
 
 class NoPrompts(PrefillThrottle):
-    """Throttle that holds all prompt tokens back where rows decode."""
+    """Throttle that holds all prompt tokens back."""
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
-        return 0 if num_decodes else budget
+        return 0
 
 
 def test_rows_that_compute_tokens_before_drafts_again_are_not_held_back_as_prompts() -> None:
