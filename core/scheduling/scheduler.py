@@ -193,7 +193,7 @@ class Scheduler:
                 limit(ahead)
             budget = self._schedule_decodes(ahead)
             if self.rows.have_states:
-                budget = self._schedule_late(ahead, budget)
+                budget = self._schedule_prefills(self.rows.take_late(ahead), budget)
             budget = self._schedule_prefills(ahead, self._pace(budget))
         if self.waiting:
             self._admit_waiting(budget if batch is None else self._pace(budget))
@@ -236,14 +236,6 @@ class Scheduler:
             num_tokens = num_blocks * size + 1
             if not self._growth.grow(request, num_tokens):
                 self._grow(request, num_tokens)
-
-    def _schedule_late(self, ahead: Ids, budget: int) -> int:
-        """Schedule the rows that compute the tokens before their drafts again, as decodes, and take them out of
-        `ahead`; return the rest of the budget."""
-        is_late = (ahead > 1) & (ahead <= self.rows.most_late)
-        budget = self._schedule_prefills(np.where(is_late, ahead, 0), budget)
-        ahead[is_late] = 0
-        return budget
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
         """Schedule a chunk for each running row with more than one known token to compute, in the policy's order while

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....ipc.messages.tier import HERE, SOURCES
+from ....ipc.spec.kv.kv_groups import KVGroup
 from .costs import ComputeCost, SourceCost
 from .fetch import Fetch, MissingBlocks
 
@@ -24,8 +25,12 @@ PROBE_S = 30.0  # after which a source that is too slow is tried again with one 
 class WaitRule:
     """Owner of what was learned about the sources: `costs`, by their index in SOURCES."""
 
-    def __init__(self, compute: ComputeCost, block_size: int, slot_bytes: Sequence[int]) -> None:
+    def __init__(
+        self, groups: Sequence[KVGroup], compute: ComputeCost, block_size: int, slot_bytes: Sequence[int]
+    ) -> None:
         """slot_bytes: size of a block of each group."""
+        sizes = zip(groups, slot_bytes, strict=True)
+        self.full_bytes = sum(size for group, size in sizes if group.is_full)  # that a further block of a prompt adds
         self._compute, self._block_size, self._slot_bytes = compute, block_size, slot_bytes
         self.costs = [SourceCost(slot_bytes[0]) for _ in SOURCES]
 

@@ -49,10 +49,8 @@ class Fetches:
     ) -> None:
         """send: sends a message to the tier process. release: lets a request run."""
         self._pools, self._slots, self._block_size = pools, slots, block_size
-        self._rule = WaitRule(compute, block_size, slots.slot_bytes)
+        self._rule = WaitRule(groups, compute, block_size, slots.slot_bytes)
         self._windows_first = sorted(range(len(groups)), key=lambda group: groups[group].is_full)
-        sizes = zip(groups, slots.slot_bytes, strict=True)
-        self._full_bytes = sum(size for group, size in sizes if group.is_full)  # a block of each group without a window
         self._is_whole = len(groups) > 1 or not groups[0].is_full
         self.hits = Hits(block_size, 4 * slots.num_slots)
         self._send, self._release = send, release
@@ -168,12 +166,11 @@ class Fetches:
         if not fetch.is_whole:
             self._cut(fetch, num_fitting)
             return False
-        excess_bytes = fetch.bytes_before[-1] - self._max_loading_bytes
-        end = fetch.end - -(-excess_bytes // self._full_bytes) if self._full_bytes else 0
-        if end <= fetch.missing.least or end <= fetch.missing.start:
+        smaller = fetch.smaller(self._max_loading_bytes, self._rule.full_bytes, self._block_size)
+        if smaller is None:
             self._cut(fetch, 0)
             return False
-        fetch.missing = fetch.missing.up_to(end, self._block_size)
+        fetch.missing = smaller
         self._ask(fetch)
         return True
 

@@ -167,6 +167,14 @@ class Rows:
         count[~self.is_active | (self.num_drafts > 0)] = 0
         return count
 
+    def take_late(self, ahead: Ids) -> Ids:
+        """Take the rows out of `ahead`, the result of `schedulable`, that compute the tokens before their drafts again;
+        return theirs."""
+        is_late = (ahead > 1) & (ahead <= self.most_late)
+        late: Ids = np.where(is_late, ahead, 0)
+        ahead[is_late] = 0
+        return late
+
     def draftable(self) -> npt.NDArray[np.int32]:
         """Return how many drafts each row may have in the next step: [max_num_seqs]. 0 unless the row's last token is a
         known output and the only token left to compute. A row with a state, which computes the tokens of a step with
