@@ -163,12 +163,9 @@ class Fetches:
         num_fitting = sum(end <= self._max_loading_bytes for end in fetch.bytes_before[1:])
         if num_fitting == len(fetch.items):
             return False
-        if not fetch.is_whole:
-            self._cut(fetch, num_fitting)
-            return False
         smaller = fetch.smaller(self._max_loading_bytes, self._rule.full_bytes, self._block_size)
         if smaller is None:
-            self._cut(fetch, 0)
+            self._cut(fetch, 0 if fetch.is_whole else num_fitting)
             return False
         fetch.missing = smaller
         self._ask(fetch)
