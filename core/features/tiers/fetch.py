@@ -90,16 +90,6 @@ class Fetch:
         self.num_ordered = self.num_ready = 0
         return [self.held.pop(name) for name in [*self.held] if name not in self.index_by_name]
 
-    def smaller(self, most_bytes: int, full_bytes: int, block_size: int) -> MissingBlocks | None:
-        """Return the question for a smaller boundary, with blocks of at most `most_bytes`; None if none is of use, or
-        if its first blocks are of use alone.
-        full_bytes: those of the blocks that each boundary adds."""
-        excess_bytes = self.bytes_before[-1] - most_bytes
-        end = self.end - -(-excess_bytes // full_bytes) if full_bytes else 0
-        if not self.is_whole or end <= max(self.missing.least, self.missing.start):
-            return None
-        return self.missing.up_to(end, block_size)
-
     def names_at(self, source: int) -> list[bytes]:
         """Return the names of the blocks that a source has."""
         return [item.name for item, of in zip(self.items, self.sources, strict=True) if of == source]

@@ -30,7 +30,7 @@ class WaitRule:
     ) -> None:
         """slot_bytes: size of a block of each group."""
         sizes = zip(groups, slot_bytes, strict=True)
-        self.full_bytes = sum(size for group, size in sizes if group.is_full)  # that a further block of a prompt adds
+        self._full_bytes = sum(size for group, size in sizes if group.is_full)  # that a further block of a prompt adds
         self._compute, self._block_size, self._slot_bytes = compute, block_size, slot_bytes
         self.costs = [SourceCost(slot_bytes[0]) for _ in SOURCES]
 
@@ -65,6 +65,15 @@ class WaitRule:
                 if load_s >= WORTH * self._seconds(least, least + index + 1):
                     return index + 1 - num_by_source[source]
         return len(fetch.items)
+
+    def smaller(self, fetch: Fetch, most_bytes: int) -> MissingBlocks | None:
+        """Return the question for a smaller boundary, with blocks of at most `most_bytes`; None if none is of use, or
+        if the first blocks of the fetch are of use alone."""
+        excess_bytes = fetch.bytes_before[-1] - most_bytes
+        end = fetch.end - -(-excess_bytes // self._full_bytes) if self._full_bytes else 0
+        if not fetch.is_whole or end <= max(fetch.missing.least, fetch.missing.start):
+            return None
+        return fetch.missing.up_to(end, self._block_size)
 
     def _load_s(self, bytes_by_source: Sequence[int]) -> float:
         return sum(cost.seconds(num) for cost, num in zip(self.costs, bytes_by_source, strict=True) if num)

@@ -163,7 +163,7 @@ class Fetches:
         num_fitting = sum(end <= self._max_loading_bytes for end in fetch.bytes_before[1:])
         if num_fitting == len(fetch.items):
             return False
-        smaller = fetch.smaller(self._max_loading_bytes, self._rule.full_bytes, self._block_size)
+        smaller = self._rule.smaller(fetch, self._max_loading_bytes)
         if smaller is None:
             self._cut(fetch, 0 if fetch.is_whole else num_fitting)
             return False
