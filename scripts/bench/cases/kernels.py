@@ -3,8 +3,10 @@
 The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
 round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
 `vs_one_row` compares decode steps with that of one row with a context of 128 tokens. --forms adds models with quantized
-weights and products as integers (int8, int4), or with a KV cache of 8 bits (floats+int8-cache), in the same rounds;
-`times_floats` is their speed relative to the model with floats. Models as in workload.py.
+weights and products as integers (int8, int4; stored: the codes of a GGUF file or of another quantized checkpoint), or
+with a KV cache of 8 bits (floats+int8-cache), in the same rounds; `times_floats` is their speed relative to the model
+with floats, `cpu_times_floats` the same by CPU time, whose least `least_cpu_ms` is: on a machine that is shared, take
+one thread and these. Models as in workload.py.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.spec.config.served_model import quantized_on_load
-from tokenloom.ipc.spec.models.model_file import load_model_config
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.served_model import served_model, with_floats
 from tokenloom.kernels.byte_cache import CACHE_DTYPES, LARGEST, is_bytes, parts
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
@@ -35,7 +37,8 @@ from tokenloom.workers.step.kv_cache import KVCacheSpec
 from tokenloom.workers.step.model_step import Model, compute
 from tokenloom.workers.step.profile import dummy_step
 
-CPU, DTYPE, FLOATS = torch.device("cpu"), "bfloat16", "floats"
+CPU, DTYPE = torch.device("cpu"), "bfloat16"
+FLOATS, STORED = "floats", "stored"
 BLOCK_SIZE = 16
 CASES = {  # new tokens and context of each row
     **{f"decode {rows} x 128": ([1] * rows, [128] * rows) for rows in (1, 4, 8, 16, 32)},
@@ -89,11 +92,17 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
+def median_quotient(values: list[float], others: list[float]) -> float:
+    return median([one / other for one, other in zip(values, others, strict=True)])
+
+
 def load(folder: Path, form: str, cpu_isa: str) -> tuple[Model, str]:
     """Load a model with floats, or with weights of another form and products as integers; return it and the kernels."""
-    config, dtype, weights = load_model_config(folder), getattr(torch, DTYPE), form.partition("+")[0]
-    if weights != FLOATS:
-        config = quantized_on_load(config, weights)
+    dtype, weights = getattr(torch, DTYPE), form.partition("+")[0]
+    quantization = "none" if weights in (FLOATS, STORED) else weights
+    config = served_model(EngineConfig(quantization=quantization), folder)  # type: ignore[arg-type]
+    if weights == FLOATS:
+        config = with_floats(config)
     ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, has_integer_products=weights != FLOATS)
     return load_model(folder, config, MAX_MODEL_LEN, dtype, CPU, ops, ParallelGroup()), ops.kernels
 
@@ -107,6 +116,7 @@ def measure_model(name: str, forms: list[str], cases: list[str], num_rounds: int
         report.note(f"weights of {name} in {form}, MiB", model.weight_bytes / 2**20)
         steps |= {(form, case): step_of(model, *CASES[case], cache_dtype_of(form)) for case in cases}
     took: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
+    cpu: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
     shares: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
     peer = LimitsPeer(folder, DTYPE, "cpu", torch.get_num_threads())
     try:
@@ -120,19 +130,24 @@ def measure_model(name: str, forms: list[str], cases: list[str], num_rounds: int
                 limit_s = max(peer.limits.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
                 for form in forms:
                     steps[form, case]()  # the case before it has left other data in the caches
+                    cpu_before_s = time.process_time()
                     took[form, case].append(seconds(steps[form, case]))
+                    cpu[form, case].append(time.process_time() - cpu_before_s)
                     shares[form, case].append(limit_s / took[form, case][-1])
     finally:
         peer.close()
     for (form, case), values in took.items():
         ms = {"least_ms": min(values) * 1e3, "median_ms": median(values) * 1e3}
-        vs_one = median([took_s / one_s for took_s, one_s in zip(values, took[form, ONE_ROW], strict=True)])
+        vs_one = median_quotient(values, took[form, ONE_ROW])
         if form == FLOATS:
             beside = {"share_of_limit": median(shares[form, case])}
         else:
-            both = zip(values, took[FLOATS, case], strict=True)
-            beside = {"times_floats": median([one_s / took_s for took_s, one_s in both])}
-        report.add(model=name, form=form, case=case, **ms, vs_one_row=vs_one, **beside)
+            beside = {
+                "times_floats": median_quotient(took[FLOATS, case], values),
+                "cpu_times_floats": median_quotient(cpu[FLOATS, case], cpu[form, case]),
+            }
+        least_cpu_ms = min(cpu[form, case]) * 1e3
+        report.add(model=name, form=form, case=case, **ms, least_cpu_ms=least_cpu_ms, vs_one_row=vs_one, **beside)
 
 
 def measure(setup: Setup) -> None:
@@ -152,7 +167,7 @@ def measure(setup: Setup) -> None:
 
 OPTIONS = {
     "models": (["135m", "0.6b"], "as of other benchmarks"),
-    "--forms": ([], "beside floats: int8, int4, or with +int8-cache or +fp8-cache behind these or floats"),
+    "--forms": ([], "beside floats: int8, int4, stored, or with +int8-cache or +fp8-cache behind these or floats"),
     "--cases": (list(CASES), "of steps"),
     "--threads": (0, "0: torch's default"),
     "--cpu-isa": ("auto", "as of engine-launch"),
