@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from ...kv.block_pool import NULL_BLOCK
 from ...kv.manager import KVCacheManager
 from ...request import Request
@@ -19,16 +22,30 @@ class TableGrowth:
         self._delta = delta
         self._block_size = kv_cache.block_size
         self._has_windows = kv_cache.sizes.has_windows
-        self._appends_only = len(kv_cache.groups) == 1 and kv_cache.sizes.are_full
         self._allocate = kv_cache.memory.allocate_each
         group = kv_cache.sizes.state_group
         self.states = None if group is None else StateMoves(rows, kv_cache, group)
-
-    def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the tables of a running request to hold `num_tokens` tokens, up to which the step that is being made
-        computes it; False if too few blocks are free. Blocks behind all windows leave the tables first."""
+        # Extends the tables of a running request to hold a number of tokens, up to which the step that is being made
+        # computes it; False if too few blocks are free. Blocks behind all windows leave the tables first.
+        self.grow: Callable[[Request, int], bool] = self._grow_tables
         if self.states is not None:
-            return self._grow_with_state(self.states, request, num_tokens)
+            self.grow = partial(self._grow_with_state, self.states)
+        elif len(kv_cache.groups) == 1 and kv_cache.sizes.are_full:
+            self.grow = self._grow_table
+
+    def _grow_table(self, request: Request, num_tokens: int) -> bool:
+        block_ids = request.tables[0].block_ids
+        num_new = -(-num_tokens // self._block_size) - len(block_ids)
+        if num_new <= 0:
+            return True
+        found = self._allocate(num_new)
+        if found is None:
+            return False
+        block_ids += found
+        self._delta.append_blocks(request.row, found)
+        return True
+
+    def _grow_tables(self, request: Request, num_tokens: int) -> bool:
         tables = request.tables
         num_new = -(-num_tokens // self._block_size) - len(tables[0].block_ids)
         if num_new <= 0:
@@ -40,13 +57,9 @@ class TableGrowth:
         found = self._allocate(num_new)
         if found is None:
             return False
-        if self._appends_only:
-            tables[0].block_ids += found
-            self._delta.append_blocks(request.row, found)
-        else:
-            for group, table in enumerate(tables):
-                table.block_ids += found[group * num_new : (group + 1) * num_new]
-            self._delta.extend_tables(request, num_new)
+        for group, table in enumerate(tables):
+            table.block_ids += found[group * num_new : (group + 1) * num_new]
+        self._delta.extend_tables(request, num_new)
         return True
 
     def grow_for_drafts(self, request: Request, num_tokens: int) -> bool:
