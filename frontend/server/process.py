@@ -25,6 +25,7 @@ from ...ipc.messages.supervisor import (
     CoreUp,
     Drain,
     Drained,
+    HandOver,
     Initialize,
     Phase,
     Progress,
@@ -94,7 +95,7 @@ class FrontendProcess:
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_stopping = False
         self._stop_reason = ""
-        self._has_sent_ready = self._has_sent_drained = False
+        self._has_sent_ready = self._has_sent_drained = self._must_hand_over = False
 
     def _secure(self) -> ZapHandler | None:
         """With --key-file, encrypt the clients' socket and return the handler that admits only the file's client key.
@@ -214,6 +215,8 @@ class FrontendProcess:
         if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`, since Stop may follow
             self._has_sent_drained = True
             self.supervisor.send(Drained())
+        if self._must_hand_over:
+            os._exit(0)  # between two turns, so that no answer is half written
 
     def _may_serve(self) -> bool:
         """Return whether enough cores have welcomed this frontend to send Ready. A frontend that starts with its engine
@@ -226,7 +229,9 @@ class FrontendProcess:
 
     def _receive_from_supervisor(self) -> None:
         for message in self.supervisor.receive():
-            if isinstance(message, Stop):
+            if isinstance(message, HandOver):
+                self._must_hand_over = True
+            elif isinstance(message, Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
             else:
                 if isinstance(message, Drain):

@@ -305,6 +305,10 @@ class DrainReplica(Message, frozen=True, kw_only=True, tag="drain_replica"):
     limit_s: float
 
 
+class HandOver(Message, frozen=True, kw_only=True, tag="hand_over"):
+    """Order to a frontend to end after its turn; its successor goes on with its HTTP connections."""
+
+
 class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
     """Order to log at this level from now on, to all children, also to those that start later."""
 
@@ -345,6 +349,7 @@ SupervisorToChild: TypeAlias = (
     | CoreUp
     | ReplicaDown
     | DrainReplica
+    | HandOver
     | FrontendDown
     | SetLogLevel
     | Drain

@@ -1,30 +1,43 @@
-"""Kill the frontend repeatedly while new HTTP connections arrive: none is refused, none is lost in the queue.
+"""Kill the frontend repeatedly while HTTP answers are open and new connections arrive: none is cut, refused or lost.
 
+    python scripts/chaos/http_kills.py --streams 100 --kills 10
     python scripts/chaos/http_kills.py --seconds 10 --kills 3 --rate 100
 
-Opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed --kills times
-with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have accepted them,
-cut otherwise (opened after its death, or long before the kill) and answered, and the longest wait. Exit code 1 if any
-was refused or cut otherwise.
+With --streams, so many answers of all kinds (http_answers.py) are open at once, of --tokens tokens each, and compared
+with those of a calm run of the same engine (--deterministic, float32). Each kill comes a moment after the next frontend
+serves; --reload sends SIGUSR2 to the supervisor instead. Exit code 1 if an answer was cut or is different.
+
+Otherwise it opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed
+--kills times with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have
+accepted them, cut otherwise (opened after its death, or long before the kill) and answered, and the longest wait. Exit
+code 1 if any was refused or cut otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import signal
+import statistics
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.report import print_json
 from tokenloom.scripts.bench.runner import read_options
+from tokenloom.scripts.chaos.http_answers import Ask, Digest, answer, asks
 
 ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PATIENCE_S = 60.0  # for an answer
+Report: TypeAlias = dict[str, object]
 TAKEN_WITHIN_S = 2.0  # before the kill: an older connection would have been answered
 
 
@@ -113,11 +126,74 @@ def is_clean(report: dict[str, object]) -> bool:
     return report["refused"] == report["cut otherwise"] == report.get("exit code", 0) == 0
 
 
-OPTIONS = {"--seconds": (10.0,), "--kills": (3,), "--rate": (100.0,)}
+async def compare(engine: Engine, num_streams: int, num_kills: int, num_tokens: int, *, is_reload: bool) -> Report:
+    """Ask for each kind of answer once in peace, and for `num_streams` at once under kills."""
+    kinds = asks("tokenloom-demo", num_tokens)
+    calm = {ask.kind: await answer(ask, engine.url) for ask in kinds}
+    tasks = [asyncio.ensure_future(_outcome(kinds[i % len(kinds)], engine.url, calm)) for i in range(num_streams)]
+    draw, pauses = random.Random(0), list[float]()
+    while len(pauses) < num_kills and not all(task.done() for task in tasks):
+        await asyncio.sleep(draw.uniform(0.5, 2.5))
+        pauses.append(await asyncio.to_thread(_replace, engine, is_reload))
+    outcomes = [await task for task in tasks]
+    bad = [each for each in outcomes if each]
+    return {
+        "answers": len(outcomes),
+        "kills": len(pauses),
+        "cut": sum("cut" in each for each in bad),
+        "different": sum("different" in each for each in bad),
+        "longest pause in s": round(max(pauses, default=0.0), 3),
+        "median pause in s": round(statistics.median(pauses), 3) if pauses else 0.0,
+        "first": bad[:5],
+    }
+
+
+async def _outcome(ask: Ask, url: str, calm: Mapping[str, Digest]) -> str:
+    """Return "" if an answer equals the calm one."""
+    try:
+        found = await answer(ask, url)
+    except Exception as error:
+        return f"cut: {ask.kind}: {error!r:.300}"
+    places = [place for place in calm[ask.kind] | found if calm[ask.kind].get(place) != found.get(place)]
+    return f"different: {ask.kind}: {places}" if places else ""
+
+
+def _replace(engine: Engine, is_reload: bool) -> float:
+    """Kill the frontend, or have it replaced. Return the seconds until the next one answers."""
+    begun, process = time.monotonic(), engine.child("frontend")
+    if is_reload:
+        engine.signal(signal.SIGUSR2)
+    else:
+        process.kill()
+    process.wait(PATIENCE_S)
+    with urllib.request.urlopen(f"{engine.url}/health", timeout=PATIENCE_S):
+        return time.monotonic() - begun
+
+
+def start_and_compare(num_streams: int, num_kills: int, num_tokens: int, *, is_reload: bool = False) -> Report:
+    flags = (*ENGINE_FLAGS, "--deterministic", "--dtype", "float32")
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags) as engine:
+        engine.wait_ready()
+        report = asyncio.run(compare(engine, num_streams, num_kills, num_tokens, is_reload=is_reload))
+        return report | {"exit code": engine.stop()}
+
+
+OPTIONS = {
+    "--seconds": (10.0,),
+    "--kills": (3,),
+    "--rate": (100.0,),
+    "--streams": (0,),
+    "--tokens": (300,),
+    "--reload": (False,),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = read_options(__doc__, OPTIONS, argv)
+    if arguments.streams:
+        compared = start_and_compare(arguments.streams, arguments.kills, arguments.tokens, is_reload=arguments.reload)
+        print_json(compared, arguments.json)
+        return 1 if compared["cut"] or compared["different"] or compared["exit code"] else 0
     report = start_and_measure(arguments.seconds, arguments.kills, arguments.rate)
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1

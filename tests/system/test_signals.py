@@ -46,7 +46,6 @@ def test_group_signals_leave_children_alive_and_usr1_logs_the_state_and_hup_drai
             stream = client.stream(PROMPT, LONG)
             pieces = [next(stream)]
             send_to_children(engine)
-            engine.signal(signal.SIGUSR2)
             engine.signal(signal.SIGUSR1)
             for pattern in (
                 r"INFO supervisor: state: serving at ipc://.*; restarts: none$",

@@ -112,14 +112,14 @@ class HostAgent:
         for source in (link.socket, link.monitor, self._signals.fd, *processes.wakers):
             poller.register(source, zmq.POLLIN)
         poller.poll(max(int(link.lease_s * 1000), 0) + 1)
-        self._signals.take_state_request()
+        self._signals.take_requests()
 
     def _rest(self) -> None:
         """Wait RETRY_MS or until a signal."""
         poller = zmq.Poller()
         poller.register(self._signals.fd, zmq.POLLIN)
         poller.poll(RETRY_MS)
-        self._signals.take_state_request()
+        self._signals.take_requests()
 
     def _take(self, message: HeadToAgent, link: HeadLink, processes: HostProcesses) -> None:
         if isinstance(message, Ping):

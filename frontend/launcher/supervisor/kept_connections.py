@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 import zmq
 
+from ....ipc.spec.config.engine_spec import EngineSpec
+from ...listening.http_listeners import HttpListeners
 from ...listening.journal.journal import read_counts
 from ...listening.journal.pages import new_pages
 from ...listening.keeper import KEPT, MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
@@ -74,10 +76,9 @@ class _Kept:
 class KeptConnections:
     """Owner of the descriptors. Registers the channels with `poller`; call `receive` when it wakes."""
 
-    def __init__(self, num_frontends: int, poller: zmq.Poller) -> None:
-        """`num_frontends`: number of those that serve HTTP."""
+    def __init__(self, spec: EngineSpec, listeners: HttpListeners, poller: zmq.Poller) -> None:
         self._poller = poller
-        self._kept = [_Kept() for _ in range(num_frontends)]
+        self._kept = [_Kept() for _ in range(spec.config.api_server_count if listeners.fds else 0)]
         for each in self._kept:
             poller.register(each.channel.fileno(), zmq.POLLIN)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from ....ipc.errors import EngineDead
 from ....ipc.messages import supervisor as messages
 from ....ipc.notes.deadly import DeadlyRequests
 from ....ipc.sockets.addresses import RunDirectory
 from .children import Child, Children
+from .kept_connections import KeptConnections
 from .launcher import Unit
 from .replica import Replica
 from .replicas.restart_policy import MAX_DELAY_S
@@ -32,17 +35,27 @@ class Losses:
         run_directory: RunDirectory,
         children: Children,
         roster: Roster,
+        kept: KeptConnections,
         on_replica_lost: Callable[[Replica, str, bool], None],
         on_frontend_lost: Callable[[bytes], None],
     ) -> None:
         """on_replica_lost: gets a replica that has lost a process, the reason, and whether its core is still there.
         on_frontend_lost: gets an identity."""
-        self._run_directory, self._children, self._roster = run_directory, children, roster
+        self._children, self._roster, self._kept = children, roster, kept
         self._on_replica_lost, self._on_frontend_lost = on_replica_lost, on_frontend_lost
         self._deadly = DeadlyRequests(run_directory.path)
         self.rest_s, self.max_delay_s = REST_S, MAX_DELAY_S
         self.last = ""  # reason of the last one
         self.failure: EngineDead | None = None
+
+    def add_to(self, progress: messages.Progress) -> messages.Progress:
+        """Return the engine's progress with the last loss, and the HTTP answers that losses interrupted."""
+        return msgspec.structs.replace(
+            progress,
+            num_http_answers_resumed=self._kept.num_resumed,
+            num_http_answers_cut=self._kept.num_cut,
+            last_failure=self.last,
+        )
 
     def on_loss(self, child: Child, reason: str) -> None:
         """Replace the unit of a process that ended or hangs, and units that need it. After too many losses give up the
@@ -104,10 +117,17 @@ class Losses:
                 self._roster.resting.add(unit)
             others = "the others go on without it, and " if has_others else ""
             logger.error("the %s ends again and again: %sit is started again in %.0f s", unit.name, others, delay_s)
-        self.replace(unit, delay_s)
+        self._replace_frontend(child, delay_s)
         self._deadly.on_loss(identity.decode(), is_to_blame=not was_killed)
-        self._children.broadcast(messages.FrontendDown(identity=identity), "core")
-        self._on_frontend_lost(identity)
+
+    def hand_over(self, child: Child) -> None:
+        """Replace a frontend that has ended for its successor."""
+        self._replace_frontend(child, 0.0)
+
+    def _replace_frontend(self, child: Child, delay_s: float) -> None:
+        self.replace(child.spec.unit, delay_s)
+        self._children.broadcast(messages.FrontendDown(identity=child.spec.identity), "core")
+        self._on_frontend_lost(child.spec.identity)
 
     def _give_up(self, replica: Replica, unit: Unit, reason: str) -> None:
         """Give up a replica with a unit that cannot be kept alive; the engine ends with its last replica."""

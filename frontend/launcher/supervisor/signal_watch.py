@@ -2,7 +2,7 @@
 
     SIGTERM, SIGINT, SIGHUP   stop: the first drains, a second aborts
     SIGUSR1                   log the state
-    SIGUSR2                   nothing
+    SIGUSR2                   replace the frontends
 
 SIGHUP stays ignored if it was ignored at the start (nohup).
 """
@@ -16,6 +16,7 @@ import signal
 from ....ipc.errors import EngineDead
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StartInterrupted(EngineDead):
@@ -28,27 +29,26 @@ class StartInterrupted(EngineDead):
 
 
 class SignalWatch:
-    """Handler of the stop signals and SIGUSR1, which ignores SIGUSR2. Owns the pipe to which the interpreter writes the
-    signals' numbers. Create it in the main thread."""
+    """Handler of the signals. Owns the pipe to which the interpreter writes their numbers. Create it in the main
+    thread."""
 
     def __init__(self) -> None:
         self.stops: list[int] = []  # stop signals so far
         self.fd, self._wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, signal.SIGUSR1):
+        for number in (*STOP_SIGNALS, *REQUESTS):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)  # without a handler the number is not written
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def wake(self) -> None:
         """Wake a poller of `fd` without a signal, from any thread."""
         with contextlib.suppress(BlockingIOError):  # it is full, and wakes already
             os.write(self._wakeup_fd, b"\0")
 
-    def take_state_request(self) -> bool:
-        """Read new signals: append stop signals to `stops` and return whether SIGUSR1 was among the new ones."""
+    def take_requests(self) -> set[int]:
+        """Read new signals: append stop signals to `stops` and return the others."""
         numbers = b""
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(self.fd, 64)
         self.stops += [number for number in numbers if number in STOP_SIGNALS]
-        return signal.SIGUSR1 in numbers
+        return {number for number in numbers if number in REQUESTS}

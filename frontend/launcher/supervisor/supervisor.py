@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from signal import SIGUSR1, SIGUSR2
 
-import msgspec
 import zmq
 
 from ....ipc.errors import EngineDead, ProtocolError, TokenloomError
@@ -33,6 +33,7 @@ from ...listening.http_listeners import HttpListeners
 from .children import Child, Children
 from .drain import DrainWatch
 from .engine_state import state_lines
+from .frontend_reload import FrontendReload
 from .health_monitor import HealthMonitor
 from .kept_connections import KeptConnections
 from .launcher import Launcher, Unit
@@ -75,9 +76,12 @@ class Supervisor:
         self._report = StartReport(announce, self._clock)
         self._children = Children(spec.endpoints.control, launcher)
         self._roster = Roster(spec, self._children)
-        self._kept = KeptConnections(len(self._roster.frontends) if listeners.fds else 0, self._children.poller)
+        self._kept = KeptConnections(spec, listeners, self._children.poller)
         self._specs = ProcessSpecs(spec, self._roster.replicas, listeners, self._kept)
-        self.losses = Losses(run_directory, self._children, self._roster, self._on_replica_lost, self._on_frontend_lost)
+        self.losses = Losses(
+            run_directory, self._children, self._roster, self._kept, self._on_replica_lost, self._on_frontend_lost
+        )
+        self._reload = FrontendReload(self._children, self._roster, self.losses.hand_over)
         self._search = CheckpointSearch(spec, self._wake)
         self._orders = Orders(
             self._roster, self._search.find, self._send_hold, self._reply, lambda number: self._rolling.begin(number)
@@ -154,8 +158,11 @@ class Supervisor:
         """Wait at most `timeout_s` for an event, then handle all waiting events. Raises the error that ends the
         engine."""
         self._children.poll(self._poll_timeout_ms(timeout_s))
-        if self._signals is not None and self._signals.take_state_request():
+        requests = self._signals.take_requests() if self._signals else ()
+        if SIGUSR1 in requests:
             self._log_state()
+        if SIGUSR2 in requests:
+            self._reload.begin()
         self._kept.receive()
         self._roster.report_lost_arenas()
         for child, message in self._children.receive():
@@ -164,11 +171,13 @@ class Supervisor:
             if not self._is_serving:  # a child's Failed says what the user has to change
                 for each in self._children.receive_last_of(child):
                     self._on_message(*each)
-            self._on_loss(child, child.describe_end())
+            if not self._reload.take_end(child):
+                self._on_loss(child, child.describe_end())
         if self._failure is not None:
             raise self._failure
         self._search.take()
         self._orders.go_on()
+        self._reload.go_on()
         self._start_due_units()
         if hang := self._health.check():
             self._on_loss(*hang)
@@ -332,12 +341,7 @@ class Supervisor:
 
     def _full_progress(self) -> messages.Progress:
         """Return the last Progress of the cores, added up, with the fields that the supervisor knows."""
-        return msgspec.structs.replace(
-            self._roster.progress(),
-            num_http_answers_resumed=self._kept.num_resumed,
-            num_http_answers_cut=self._kept.num_cut,
-            last_failure=self.losses.last,
-        )
+        return self.losses.add_to(self._roster.progress())
 
     def _log_state(self) -> None:
         """Log the engine's state at any log level, since the operator asked for it."""

@@ -19,6 +19,7 @@ from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
     Drain,
     Drained,
+    HandOver,
     HostGone,
     HostPlaced,
     Initialize,
@@ -74,7 +75,7 @@ class RemoteProcess:
                 self.send(Pong())
             elif isinstance(message, Drain):
                 self.send(Drained())
-            elif isinstance(message, Stop):
+            elif isinstance(message, (Stop, HandOver)):
                 self.end()
 
     def has(self, kind: type[SupervisorToChild]) -> bool:

@@ -22,6 +22,7 @@ import zmq
 from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.launcher.supervisor.kept_connections import KeptConnections
+from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import JournalLimits
 from tokenloom.frontend.listening.keeper import Keeper
@@ -31,6 +32,7 @@ from tokenloom.frontend.server.http.kept.adoption import adopt
 from tokenloom.frontend.server.http.kept.connection import ConnectionKeeper, Kept
 from tokenloom.frontend.server.http.server import accept, new_server
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.tests.support.engine_specs import new_spec
 
 LIMITS = JournalLimits(num_slots=500, max_body_bytes=4 << 20, max_bytes=64 << 20)
 TOKEN_S = 0.001
@@ -98,10 +100,12 @@ async def serve(listener: socket.socket, journal_fd: int, channel: socket.socket
 
 
 def main(is_on: bool) -> None:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=500)
-    listener.setblocking(False)
+    listeners = HttpListeners()
+    listeners.open(EngineConfig(http="127.0.0.1:0"))
+    listener = socket.socket(fileno=os.dup(listeners.fds[0]))
     print(listener.getsockname()[1], flush=True)
-    kept = KeptConnections(1, poller := zmq.Poller())
+    poller = zmq.Poller()
+    kept = KeptConnections(new_spec(config=EngineConfig()), listeners, poller)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
     while True:
         journal_fd, channel_fd = kept.renew(0)
