@@ -59,7 +59,7 @@ def save_adapter(folder: Path, checkpoint: Path, config: Config, seed: int, stre
     import peft
 
     with _quiet():
-        model: Any = peft.get_peft_model(reference_model(checkpoint), peft.LoraConfig(**config))  # type: ignore[arg-type]
+        model: Any = peft.get_peft_model(reference_model(checkpoint), peft.LoraConfig(**config))
         randomize(model, seed, strength)
         model.save_pretrained(folder)
     return folder

@@ -52,7 +52,7 @@ def test_answers_to_clips_are_those_of_transformers(name: str, schedule: str, tm
     cases = [("What is it?", [one]), ("And these?", [two, three]), ("What is it now?", [one]), ("No clip", [])]
     given = [messages(question, *((clip, SAMPLE_RATE) for clip in clips)) for question, clips in cases]
     with LLM(folder, in_process=True, **OPTIONS, **SCHEDULES[schedule]) as llm:
-        outputs = llm.chat(given, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+        outputs = llm.chat(given, GREEDY, use_tqdm=False)
     answers = [list(output.outputs[0].token_ids) for output in outputs]
     for (question, clips), answer in zip(cases, answers, strict=True):
         assert len(answer) == MAX_TOKENS

@@ -77,7 +77,7 @@ def sums(client: Client) -> dict[str, float]:
     for metric in client.get_metrics():
         name = metric.name.removeprefix("tokenloom_")
         if name in found:
-            found[name] += metric.count if hasattr(metric, "count") else metric.value  # type: ignore[union-attr]
+            found[name] += metric.count if hasattr(metric, "count") else metric.value
     return found
 
 

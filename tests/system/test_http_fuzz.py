@@ -13,8 +13,8 @@ import pytest
 
 from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
 from tokenloom.frontend.forms.openai.embedding_body import EmbeddingRequest, GenerativeScoringRequest
+from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
 from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from tokenloom.frontend.server.api.openai.responses import ResponsesRequest
 from tokenloom.tests.system.http_engine import QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]

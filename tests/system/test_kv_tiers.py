@@ -53,7 +53,7 @@ def test_a_subscriber_learns_the_blocks_of_a_prompt(engine: LaunchedEngine, fold
         replay.connect(f"ipc://{folder}/e-replay")
         replay.send_multipart([b"", bytes(8)])  # all batches from the first on
         events: list[dict[str, Any]] = []
-        while replay.poll(DEADLINE_S * 1000) and (parts := replay.recv_multipart())[1] != b"\xff" * 8:
+        while replay.poll(int(DEADLINE_S * 1000)) and (parts := replay.recv_multipart())[1] != b"\xff" * 8:
             events += msgspec.msgpack.decode(parts[2])[1]
     assert events[0] == {"type": "AllBlocksCleared"}
     stored = [event for event in events if event["type"] == "BlockStored" and event["medium"] == "GPU"]

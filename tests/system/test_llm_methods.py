@@ -160,7 +160,7 @@ def test_an_invalid_beam_search_is_refused_before_it_begins(llm: LLM) -> None:
     with pytest.raises(RequestError, match="max_tokens is 5000, max_model_len is"):
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5000))
     with pytest.raises(RequestError, match="lora_request"):
-        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5), lora_request=object())  # type: ignore[typeddict-item]
+        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5), lora_request=object())
 
 
 def test_an_automatic_max_model_len_is_the_longest_that_the_kv_pool_holds() -> None:

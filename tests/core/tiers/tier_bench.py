@@ -74,7 +74,7 @@ class TierBench:
         """Return the next message of this type to the supervisor."""
         deadline = Deadline(DEADLINE_S)
         while not deadline.has_passed():
-            if self.control.poll(deadline.left_s() * 1000):
+            if self.control.poll(int(deadline.left_s() * 1000)):
                 message = Decoder[ChildToSupervisor](ChildToSupervisor).decode(self.control.recv_multipart()[1])
                 if isinstance(message, wanted):
                     return message
@@ -104,7 +104,7 @@ class TierBench:
                 if isinstance(message, wanted) and fits(message):
                     del self.seen[index]
                     return message
-            if self.core.poll(deadline.left_s() * 1000):
+            if self.core.poll(int(deadline.left_s() * 1000)):
                 self.seen.append(Decoder[TierToCore](TierToCore).decode(self.core.recv()))
             elif deadline.has_passed():
                 raise AssertionError(f"no {wanted.__name__}, but {self.seen}: {self.log()}")

@@ -60,7 +60,7 @@ def test_parameters_are_checked_and_copied_at_submission(client: Client) -> None
     params.max_tokens = -1
     for use in (client.submit, client.stream, client.generate):
         with pytest.raises(RequestError, match="max_tokens must be in"):
-            use("c", params)  # type: ignore[operator]
+            use("c", params)
     assert [len(future.result(DEADLINE_S).outputs[0].token_ids) for future in futures] == [3, 5]
 
 
@@ -94,7 +94,7 @@ def test_a_stream_yields_the_text_in_pieces_and_aborts_its_request_when_closed(
     fake.set(max_deltas=1)
     stream = client.stream("hello", greedy(20))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     fake.until(lambda service: service.seen["Abort"] == 1)
 
 

@@ -120,7 +120,7 @@ def test_list_chats_tells_one_chat_from_many_and_text_parts_are_kept() -> None:
 )
 def test_an_invalid_message_is_refused_with_its_index(turn: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        new_submit("r", [{"role": "user", "content": "hi"}, turn], PARAMS)  # type: ignore[list-item]
+        new_submit("r", [{"role": "user", "content": "hi"}, turn], PARAMS)
 
 
 def test_a_message_keeps_the_fields_that_a_template_may_use() -> None:

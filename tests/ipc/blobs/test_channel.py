@@ -59,7 +59,7 @@ def fetch_from(process: subprocess.Popen[str], socket: zmq.Socket[bytes], fetch:
         assert time.monotonic() < end
         exchange(socket, {fetch.digest: fetch}, time.monotonic())
         if fetch.state is FetchState.FETCHING:
-            socket.poll(max(0.0, min(fetch.deadline - time.monotonic(), 0.02)) * 1000)
+            socket.poll(int(max(0.0, min(fetch.deadline - time.monotonic(), 0.02)) * 1000))
 
 
 def test_a_fetch_survives_the_deaths_of_its_peers(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:

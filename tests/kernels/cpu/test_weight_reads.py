@@ -13,8 +13,9 @@ import torch
 
 from tokenloom.kernels.contract import Routing
 from tokenloom.kernels.cpu.cpu_experts import CpuExperts
-from tokenloom.kernels.cpu.cpu_ops import CpuLinear, CpuOps
+from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
+from tokenloom.kernels.cpu.linear_packer import CpuLinear
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

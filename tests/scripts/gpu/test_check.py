@@ -22,7 +22,7 @@ import torch
 from tokenloom.scripts.gpu import check, stages
 from tokenloom.scripts.gpu.check import Check
 from tokenloom.scripts.gpu.results import Count, Results, Row
-from tokenloom.scripts.gpu.run import run_command
+from tokenloom.scripts.gpu.run import GRACE_S, run_command
 from tokenloom.scripts.gpu.stages import PYTEST_INI, ROOT, STAGES, Machine, Stage, Started, bare_package
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
@@ -134,8 +134,8 @@ def test_the_stages_fit_into_two_calls() -> None:
     expected = {stage.name: stage.expected_s for stage in STAGES}
     first = ("works", "parity", "graphs", "processes", "engines")
     assert tuple(expected)[: len(first)] == first
-    assert sum(expected[name] for name in first) <= check.FIRST_S - check.ENDING_S - check.GRACE_S
-    assert sum(expected[name] for name in ("goals", "8b")) <= check.LATER_S - check.ENDING_S - check.GRACE_S
+    assert sum(expected[name] for name in first) <= check.FIRST_S - check.ENDING_S - GRACE_S
+    assert sum(expected[name] for name in ("goals", "8b")) <= check.LATER_S - check.ENDING_S - GRACE_S
     assert all(stage.expected_s < stage.most_s for stage in STAGES)
 
 

@@ -61,8 +61,8 @@ class Installer:
 def install() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     exists = os.path.exists
-    os.path.exists = lambda path: path in NODES or exists(path)  # type: ignore[assignment]
-    sys.meta_path.insert(0, Installer())  # type: ignore[arg-type]
+    os.path.exists = lambda path: path in NODES or exists(path)
+    sys.meta_path.insert(0, Installer())
 
 
 if NUM_DEVICES:

@@ -22,9 +22,10 @@ from tokenloom.tests.workers.random_schedule import frame, message, new_row, sam
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.features.media.clip_inputs import ClipInputs
 from tokenloom.workers.features.media.clip_rows import ClipRows
+from tokenloom.workers.machine.arrays import ids_of
 from tokenloom.workers.machine.parallel import ParallelGroup
 from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.step.input_batch import InputBatch, ids_of
+from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.step.runner_feature import RunnerFeature
 from tokenloom.workers.step.step_inputs import StepInputs
 

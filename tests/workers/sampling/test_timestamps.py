@@ -38,10 +38,10 @@ def theirs(prompt: list[int], outputs: list[int], logits: Tensor, rules: OutputR
     config.no_timestamps_token_id = rules.no_timestamps_id
     config.max_initial_timestamp_index = rules.max_first_timestamp
     begin, ids = len(prompt), torch.tensor([[*prompt, *outputs]])
-    scores = SuppressTokensAtBeginLogitsProcessor(rules.first_suppressed_ids, begin)(ids, logits[None])  # type: ignore[arg-type]
-    scores = SuppressTokensLogitsProcessor(rules.suppressed_ids)(ids, scores)  # type: ignore[arg-type]
+    scores = SuppressTokensAtBeginLogitsProcessor(rules.first_suppressed_ids, begin)(ids, logits[None])
+    scores = SuppressTokensLogitsProcessor(rules.suppressed_ids)(ids, scores)
     if rules.no_timestamps_id is not None and rules.no_timestamps_id not in prompt:
-        scores = WhisperTimeStampLogitsProcessor(config, begin)(ids, scores)  # type: ignore[arg-type]
+        scores = WhisperTimeStampLogitsProcessor(config, begin)(ids, scores)
     return scores[0]
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.core.features.tiers.hits import HOST, POOL
+from tokenloom.core.features.tiers.hits import HOST
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.features.tiers.tier_feature import TierFeature
 from tokenloom.core.features.tiers.write_behind import BATCH
+from tokenloom.core.kv.outer_blocks import POOL
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.tests.core.features.tiers.settling import make_slow, settle

@@ -264,10 +264,10 @@ def test_a_request_for_a_length_that_no_group_has_is_declined(net: Net) -> None:
     }
     for scope, count in scopes.items():
         client.send_multipart([b"find", bytes(8), scope, keys])
-        assert client.poll(DEADLINE_S * 1000)
+        assert client.poll(int(DEADLINE_S * 1000))
         assert client.recv_multipart() == [b"found", bytes(8), count.to_bytes(4, "little")]
         client.send_multipart([b"load", bytes(8), scope, keys])
-        replies = [client.recv_multipart() for _ in range(count + 1) if client.poll(DEADLINE_S * 1000)]
+        replies = [client.recv_multipart() for _ in range(count + 1) if client.poll(int(DEADLINE_S * 1000))]
         assert [reply[0] for reply in replies] == [b"block"] * count + [b"end"]
 
 

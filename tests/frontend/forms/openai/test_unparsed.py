@@ -9,7 +9,8 @@ from hypothesis import given
 
 from tokenloom.frontend.forms.openai.text import AnswerText
 from tokenloom.frontend.forms.openai.unparsed import MAX_SHAPE, UnparsedCall, telling_marker
-from tokenloom.ipc.messages.client import Delta, FinishReason
+from tokenloom.ipc.messages.base import FinishReason
+from tokenloom.ipc.messages.client import Delta
 from tokenloom.tests.frontend.forms.parsers.cuts import ANSWERS, PLACES, cut, new_style
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'

@@ -34,7 +34,7 @@ async def test_every_format_has_the_joined_text(served: Served) -> None:
     transcription = await create(file=UPLOAD, model="sample")
     assert transcription.text == "Hello there. General Kenobi."
     text = await create(file=UPLOAD, model="sample", response_format="text")
-    assert text == "Hello there. General Kenobi.\n"  # type: ignore[comparison-overlap]
+    assert text == "Hello there. General Kenobi.\n"
     srt = await create(file=UPLOAD, model="sample", response_format="srt")
     assert srt == (
         "1\n00:00:00,000 --> 00:00:12,500\nHello there.\n\n2\n00:00:12,500 --> 00:00:25,000\nGeneral Kenobi.\n\n"
@@ -104,7 +104,7 @@ async def test_a_stream_gives_the_text_in_the_order_of_the_pieces_and_then_all_o
     *deltas, done = [first, *others]
     assert all(isinstance(each, TranscriptionTextDeltaEvent) for each in deltas) and len(deltas) >= 2
     assert isinstance(done, TranscriptionTextDoneEvent) and done.text == "one two three"
-    assert "".join(each.delta for each in deltas) == done.text  # type: ignore[union-attr]
+    assert "".join(each.delta for each in deltas) == done.text
     assert done.usage is not None and done.usage.input_tokens == done.usage.total_tokens - done.usage.output_tokens
 
 

@@ -137,9 +137,7 @@ class Machine(RuleBasedStateMachine):
 
 def test_the_registry_agrees_with_a_dict(tmp_path: Path) -> None:
     Machine.path = tmp_path / FILE_NAME
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
-    )
+    run_state_machine_as_test(Machine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
 
 
 NewRegistry = Callable[..., AdapterRegistry]

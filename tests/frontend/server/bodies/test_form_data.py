@@ -33,7 +33,7 @@ def read(body: bytes, boundary: str = "bb") -> list[tuple[str, bytes, bool]]:
 def test_the_parts_that_an_http_client_sends_come_back(parts: list[tuple[str, bytes, bool]]) -> None:
     sent = [(name, ("a.wav" if is_file else None, content)) for name, content, is_file in parts]
     files = [*sent, ("last", (None, b"x"))]  # a client sends no form without parts
-    request = httpx2.Request("POST", "http://a", files=files)  # type: ignore[arg-type]
+    request = httpx2.Request("POST", "http://a", files=files)
     boundary = boundary_of(request.headers["content-type"])
     expected = [(name.replace('"', "%22"), content, is_file) for name, content, is_file in parts]  # as browsers do
     assert read(request.read(), boundary) == [*expected, ("last", b"x", False)]

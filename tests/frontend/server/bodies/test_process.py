@@ -236,7 +236,7 @@ def test_a_chat_becomes_its_token_ids() -> None:
         (ResponsesRequest, {"input": messages}),
         (TokenizeRequest, {"messages": messages}),
     ):
-        packed = pack(body_type, **fields)  # type: ignore[arg-type]
+        packed = pack(body_type, **fields)
         assert packed.inputs == [BodyInput(token_ids=expected, is_of_chat=True)]
         assert b"content" not in packed.rest
 

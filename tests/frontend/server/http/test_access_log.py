@@ -11,8 +11,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenloom.frontend.server.api.openai.events import SERVER_SEND
-from tokenloom.frontend.server.http.access_log import MAX_ERRORS_PER_S, AccessLog, access_record
+from tokenloom.frontend.server.http.access_log import MAX_ERRORS_PER_S, AccessLog
 from tokenloom.frontend.server.http.middleware import HttpMiddleware
+from tokenloom.frontend.server.metrics.access_record import access_record
 from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.scripts.bench.engine_steps import Calls
 

@@ -54,7 +54,7 @@ def value_of(metrics: EngineMetrics, name: str, **labels: str) -> float:
         if each.name == f"tokenloom_{name}" and labels.items() <= each.labels.items() and hasattr(each, "value")
     ]
     assert len(found) == 1, found
-    value: float = found[0].value  # type: ignore[union-attr]
+    value: float = found[0].value
     return value
 
 

@@ -17,7 +17,7 @@ from tokenloom.tests.support.today import seeds
 NUM_CORES = 6
 
 
-class CountingKeys(Sequence[int]):  # type: ignore[misc]
+class CountingKeys(Sequence[int]):
     """Keys that count how often one is read."""
 
     def __init__(self, keys: Sequence[int]) -> None:

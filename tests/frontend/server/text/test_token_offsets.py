@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tokenloom.frontend.forms.openai.logprobs import TokenOffsets
 from tokenloom.frontend.server.text.detokenizer import DetokenizerFactory
-from tokenloom.frontend.server.text.token_offsets import TokenOffsets, answer_offsets, prompt_offsets
+from tokenloom.frontend.server.text.token_offsets import answer_offsets, prompt_offsets
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.tests.frontend.server.text.detokenizer_cases import oracle
 from tokenloom.tests.frontend.server.text.samples import KINDS, SENTENCE_PIECE_KINDS, SENTENCES, new_tokenizer

@@ -9,7 +9,8 @@ import pytest
 
 from tokenloom.frontend.server.text.detokenizer import DetokenizerFactory
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
-from tokenloom.tests.frontend.checkpoint.gguf.test_tokenizer import tokenizer_of, write_named
+from tokenloom.tests.frontend.checkpoint.gguf.gguf_vocabulary import write_named
+from tokenloom.tests.frontend.checkpoint.gguf.test_tokenizer import tokenizer_of
 from tokenloom.tests.frontend.server.text.detokenizer_cases import BYTE_TOKEN
 from tokenloom.tests.frontend.server.text.samples import KINDS, SENTENCE_PIECE_KINDS, SENTENCES, new_tokenizer
 

@@ -90,7 +90,7 @@ def install(num_devices: int) -> None:
     }
     for name, value in changes.items():
         setattr(torch.cuda, name, value)
-    torch.version.cuda = "0.0 (fake)"  # type: ignore[assignment]
+    torch.version.cuda = "0.0 (fake)"
     join = dist.init_process_group
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:

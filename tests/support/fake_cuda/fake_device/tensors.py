@@ -277,7 +277,7 @@ def _waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def install() -> None:
     """Register the factories, let torch start its fake device, and pin memory of the host."""
     guard.install()
-    torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
+    torch.cuda._lazy_init = lambda: None
     library = torch.library.Library("aten", "IMPL")
     for name in FACTORIES:
         packet = getattr(aten, name)

@@ -10,9 +10,9 @@ import pytest
 
 from tokenloom.frontend.forms.anthropic.request_body import CountTokensRequest, MessagesRequest
 from tokenloom.frontend.forms.openai.embedding_body import EmbeddingRequest
+from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
 from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest
 from tokenloom.frontend.forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
-from tokenloom.frontend.server.api.openai.responses import ResponsesRequest
 
 TESTS = Path(__file__).parents[4]
 TEXT = (TESTS.parent / "docs/reference/conformance.md").read_text()
