@@ -24,13 +24,16 @@ OPTIONS = ["--dtype", "float32", "--max-model-len", "384", "--max-num-seqs", "6"
 OPTIONS += ["--tp", "2", "--hosts", "2"]
 
 
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Gemma 3 with a window of 64 in three of its four layers. With a tied head it would repeat its input."""
-    folder = tmp_path_factory.mktemp("windowed") / "model"
+def new_windowed(folder: Path) -> Path:
+    """Write a Gemma 3 with a window of 64 in three of its four layers. With a tied head it would repeat its input."""
     return tiny_checkpoint(
         folder, "gemma3_text", sliding_window=WINDOW, sliding_window_pattern=4, tie_word_embeddings=False
     )
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_windowed(tmp_path_factory.mktemp("windowed") / "model")
 
 
 @pytest.fixture(scope="module")

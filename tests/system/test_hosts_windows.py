@@ -1,4 +1,4 @@
-"""Over two hosts a model with windows answers as transformers do, also if a rank of either host is killed."""
+"""Over two hosts a model with windows or states answers as transformers do, also if a rank of either is killed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from pathlib import Path
 import pytest
 
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.oracle import GreedyOracle
-from tokenloom.tests.system.spread_windows import OPTIONS, check_windows, oracle, windowed
+from tokenloom.tests.system.spread_windows import OPTIONS, check_windows, new_windowed, oracle
 
-__all__ = ["oracle", "windowed"]  # fixtures
+__all__ = ["oracle"]  # a fixture
 
 pytestmark = [
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(240),
 ]
+
+
+@pytest.fixture(scope="module", params=some(["windows", "states"], 1))
+def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grouped") / "model"
+    return new_windowed(folder) if request.param == "windows" else recurrent_checkpoint(folder, "qwen3_next", seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +43,7 @@ def engine(network: Network, windowed: Path) -> Iterator[SpreadEngine]:
 
 
 @pytest.mark.parametrize("rank", some([0, 1], 1))
-def test_a_killed_rank_of_a_model_with_windows_changes_no_answer(
+def test_a_killed_rank_of_a_model_with_kv_groups_changes_no_answer(
     rank: int, engine: SpreadEngine, network: Network, oracle: GreedyOracle
 ) -> None:
     assert engine.find("worker 1") is None, "the second rank runs on the head"
