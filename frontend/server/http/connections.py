@@ -376,7 +376,7 @@ class HttpConnection(HttpToolsProtocol):
         with unread bytes resets the connection, and the client may lose the error."""
         may_send = self._may_send_error
         if may_send:
-            error = HttpError(status, message)
+            error = HttpError(status, message, "server_error" if status >= 500 else "invalid_request_error")
             self._connections.on_refused(self, error, why)
             body = encode_json(error.body)
             length = b"content-length: %d\r\n" % len(body)
