@@ -31,11 +31,12 @@ from tokenloom.frontend.server.api.openai.chat import ChatCompletion
 from tokenloom.frontend.server.api.openai.chat_batch import ChatBatch
 from tokenloom.frontend.server.api.openai.responses import ResponseCreation
 from tokenloom.frontend.server.api.openai.run import Run
-from tokenloom.ipc.codec import JsonObject
+from tokenloom.ipc.codec import JsonObject, encode_ids
 from tokenloom.ipc.messages.client import Delta, Submit
 from tokenloom.ipc.params.sampling_params import SamplingParams
 
 QUESTION, RESULT = "Zhquestion", "Zhresult"
+TOKEN = encode_ids([0])  # of each delta: one without tokens has facts of the prompt alone
 LIMITS: Any = MediaLimits(model="m", kind=None, off_by={}, max_count=None, max_bytes=0)
 
 
@@ -83,7 +84,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         run = Run(1, 1)
         pieces = [self.text[start : start + self.piece] for start in range(0, len(self.text), self.piece)]
         for piece in pieces:
-            run.put(0, Delta(request_id="r", text=piece))
+            run.put(0, Delta(request_id="r", text=piece, token_ids=TOKEN))
         run.put(0, Delta(request_id="r", finish_reason="stop"))
         yield run
 
