@@ -3,8 +3,8 @@
  *     embedding → [norm → mixer → output → norm → up → down, or experts] × num_layers → norm → head
  *
  * The mixer is attention (qkv → heads → attention), one with a state (mixers.c), or both: their outputs are added. Layers
- * may leave out the mixer or the MLP, each with its norms. Layers may have cross attention in front of the MLP: norm → query → attention → output, to keys and values that other
- * calls have written.
+ * may leave out the mixer or the MLP, each with its norms. Layers may have cross attention in front of the MLP: norm →
+ * query → attention → output, to keys and values that other calls have written.
  *
  * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
  * norm behind them are added by the norm that follows. In a parallel layer the MLP comes between heads and attention:
@@ -12,87 +12,8 @@
  * values, and begins before, in a step of other rows.
  */
 #include "activations.h"
-#include "experts.h"
+#include "decoder.h"
 #include "low_rank.h"
-#include "state.h"
-
-typedef struct {
-    Linear qkv, output; /* qkv: with has_gates also a gate for each element of the query heads, behind the values */
-    HeadRules rules;
-    Scoring scoring;
-    int64_t window; /* 0: none */
-    int64_t group, cache_layer; /* index in Step's groups; of the layer in the group's cache */
-    float input_scale, output_scale; /* of x, and of what the layer adds */
-    int32_t has_gates; /* the attended heads are multiplied by their sigmoid */
-} Attention;
-
-typedef struct {
-    Attention attention;
-    const Mixer *mixer; /* with a state; or NULL */
-    Linear up, down;
-    const Experts *experts; /* in place of up and down; or NULL */
-    int32_t has_attention, has_mlp;
-    float gate_scale; /* not 1: `up` gives gates, then ups, and an activation follows with gates times this */
-    ActivationKind activation; /* of scaled gates, with the next one */
-    float limit;
-    float mlp_output_scale;
-    Norm input_norm, mixer_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
-    int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
-    Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
-    Norm cross_norm;
-    Scoring cross_scoring;
-} Layer;
-
-typedef struct {
-    const Layer *layers;
-    int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim;
-    float embedding_scale, residual_scale, logit_scale, logit_softcap;
-    Norm final_norm;
-    const Linear *packed_table; /* the embedding as the packed weight of the tied head, or NULL */
-    const StoredTable *stored_table; /* else as rows of blocks, or NULL */
-    const element *table; /* else as [vocabulary][hidden_size] */
-    int64_t num_ids;
-    const element *learned_positions; /* [positions][hidden_size]: added to the embedding; or NULL */
-    const Linear *head;
-    int32_t is_batch_invariant; /* see make_attention_plan */
-} Decoder;
-
-/* Tokens that stand for parts of images. */
-typedef struct {
-    const int64_t *tokens; /* [num_tokens]: indices of tokens of the step, each once */
-    int64_t num_tokens;
-    const element *embeds; /* [num_tokens][hidden_size]: in place of their scaled embeddings */
-    const element *const *added; /* [num_added]: [num_tokens][hidden_size] each, added behind the first layers */
-    int64_t num_added;
-} Media;
-
-/* The KV cache of layers that share block tables, and the step's places in it. */
-typedef struct {
-    char *kv_cache;
-    int64_t block_stride, block_size; /* bytes between blocks; tokens of a block */
-    CacheKind kind;
-    const int64_t *slots; /* [num_tokens] */
-    const int32_t *block_tables; /* [num_rows][table_stride] */
-    int64_t table_stride;
-} CacheGroup;
-
-typedef struct {
-    const int32_t *token_ids; /* [num_tokens] */
-    const int64_t *positions;
-    int64_t num_tokens;
-    StepRows rows; /* with the block tables of the first group */
-    const CacheGroup *groups;
-    element *hidden; /* [num_tokens][hidden_size]: output, after the final norm */
-    const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
-    int64_t num_logits;
-    float *logits; /* [num_logits][outputs of the head] */
-    const States *states; /* of the layers that have one, or NULL */
-    const Adapted *adapted, *logits_adapted; /* of the tokens, and of those that get logits; or NULL */
-    const LowRank *const *embedding_updates; /* or NULL */
-    const Media *media; /* or NULL */
-    const float *cos_sin; /* [num_tokens][num_rotated]: by positions 0, 1, …, in place of the layers'; or NULL */
-    const StepRows *cross; /* of cross attention; NULL: the layers leave it out */
-} Step;
 
 /* Buffers of a step's activations, all in the scratch memory. */
 typedef struct {
@@ -209,59 +130,6 @@ static Activations lay_out(const Decoder *d, element *scratch, int64_t num_token
     a.mixer = scratch + dense_elements(d, num_tokens);
     a.experts = (char *)a.mixer + mixers_bytes(d, num_tokens);
     return a;
-}
-
-static void embed_token(const Decoder *d, int64_t id, element *to) {
-    bool exists = id >= 0 && id < d->num_ids;
-    for (int64_t i = 0; i < d->hidden_size; i += 16) {
-        Mask mask = lanes(d->hidden_size - i);
-        store16(to + i, mask, load16(d->table + (exists ? id : 0) * d->hidden_size + i, exists ? mask : 0));
-    }
-}
-
-static void embed(const Decoder *d, const Step *step, const Rows *out, Team *team) {
-    int64_t num_tokens = step->num_tokens;
-    if (d->packed_table != NULL) {
-        embed_packed(d->packed_table, step->token_ids, num_tokens, 0, out, team);
-        return;
-    }
-    if (d->stored_table != NULL) {
-        embed_stored(d->stored_table, step->token_ids, num_tokens, 0, out, team);
-        return;
-    }
-    for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))
-        for (int64_t token = range.start; token < range.stop; token++)
-            embed_token(d, step->token_ids[token], rows_at(out, token, 0));
-}
-
-/* Scales the embeddings and adds those of the positions, in a stage of its own. */
-static void place(const Decoder *d, const Step *step, element *rows, Team *team) {
-    for (Range range; take_share(team, step->num_tokens, &range); finish_share(team, step->num_tokens))
-        for (int64_t token = range.start; token < range.stop; token++) {
-            element *row = rows + token * d->hidden_size;
-            const element *learned = d->learned_positions;
-            if (learned != NULL) learned += step->positions[token] * d->hidden_size;
-            for (int64_t i = 0; i < d->hidden_size; i += 16) {
-                Mask mask = lanes(d->hidden_size - i);
-                Floats v = multiply16(load16(row + i, mask), fill16(d->embedding_scale));
-                store16(row + i, mask, learned != NULL ? add16(v, load16(learned + i, mask)) : v);
-            }
-        }
-    end_stage(team);
-}
-
-/* Replaces the rows of media's tokens in the stream, or adds to them, in a stage of its own. */
-static void put_media(const Decoder *d, const Media *media, const element *from, bool adds, element *stream, Team *team) {
-    for (Range range; take_share(team, media->num_tokens, &range); finish_share(team, media->num_tokens))
-        for (int64_t item = range.start; item < range.stop; item++) {
-            element *row = stream + media->tokens[item] * d->hidden_size;
-            for (int64_t i = 0; i < d->hidden_size; i += 16) {
-                Mask mask = lanes(d->hidden_size - i);
-                Floats v = load16(from + item * d->hidden_size + i, mask);
-                store16(row + i, mask, adds ? add16(load16(row + i, mask), v) : v);
-            }
-        }
-    end_stage(team);
 }
 
 static const Norm no_norm;
@@ -590,13 +458,13 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         Upcoming upcoming;
         Run run = {d, step, &activations, &stream, {0}, team, cross_plan, &upcoming};
         foresee(&run, 0);
-        embed(d, step, &stream, team);
+        embed_tokens(d, step, &stream, team);
         end_stage(team);
         if (step->adapted != NULL && step->embedding_updates != NULL) {
             embed_updates(step->embedding_updates, step->adapted, step->token_ids, 0, d->hidden_size, &stream, team);
             end_stage(team);
         }
-        if (d->embedding_scale != 1 || d->learned_positions != NULL) place(d, step, stream.data, team);
+        if (d->embedding_scale != 1 || d->learned_positions != NULL) place_embeddings(d, step, stream.data, team);
         if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             const Layer *layer = &d->layers[i];
