@@ -51,7 +51,9 @@ def nginx(engine: int, read_timeout_s: int) -> Iterator[int]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "nginx.conf")
-        file.write_text(NGINX.format(folder=folder, host=HOST, port=port, engine=engine, timeout=read_timeout_s))
+        file.write_text(
+            NGINX.format(folder=folder, host=HOST, port=port, engine=engine, timeout=read_timeout_s), encoding="utf-8"
+        )
         process = subprocess.Popen(["nginx", "-c", str(file), "-e", f"{folder}/error.log"])
         try:
             yield port

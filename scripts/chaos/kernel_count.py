@@ -120,7 +120,7 @@ def _inside(netns: str) -> Iterator[None]:
     if not netns:
         yield
         return
-    with open("/proc/self/ns/net") as ours, open(f"/run/netns/{netns}") as theirs:
+    with open("/proc/self/ns/net", "rb") as ours, open(f"/run/netns/{netns}", "rb") as theirs:
         _set_namespace(theirs.fileno())
         try:
             yield
