@@ -26,6 +26,8 @@ from .gguf_conversions import Conversion, Tensors, write_base, write_file
 
 GATES_AND_UPS = {"block_sparse_moe.input_linear.weight": "_exps", "shared_mlp.input_linear.weight": "_shexp"}
 
+WITH_EXPERTS = "NemotronHForCausalLM with num_experts_per_tok"
+
 
 def kinds_of(folder: Path) -> list[str]:
     """Return the mixer of each layer."""
@@ -78,10 +80,44 @@ def write_nemotron_h(writer: Any, config: Config) -> None:
     """Write the keys. A layer without KV heads and inner size keeps a state."""
     sizes = [config["intermediate_size"] if kind == "none" else 0 for kind in config["kinds"]]
     write_base(writer, {**config, "num_key_value_heads": kv_heads(config), "intermediate_size": sizes})
+    write_mixers(writer, config)
+
+
+def write_nemotron_h_moe(writer: Any, config: Config) -> None:
+    """Write the keys. Only layers of experts have an inner size; a further layer is both attention and experts."""
+    num_further, size = config.get("num_further", 0), config["moe_intermediate_size"]
+    heads = kv_heads(config) + [config["num_key_value_heads"]] * num_further
+    sizes = [size if kind == "moe" else 0 for kind in config["layers_block_type"]] + [size] * num_further
+    by_layer = {"num_hidden_layers": len(sizes), "num_key_value_heads": heads, "intermediate_size": sizes}
+    write_base(writer, {**config, **by_layer})
+    write_mixers(writer, config)
+    writer.add_expert_feed_forward_length(size)
+    writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_shared_count(config.get("n_shared_experts", 1))
+    writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+    writer.add_expert_weights_scale(config.get("routed_scaling_factor", 1.0))
+    if config.get("moe_latent_size"):
+        writer.add_moe_latent_size(config["moe_latent_size"])
+    write_further(writer, config)
+
+
+def write_mixers(writer: Any, config: Config) -> None:
+    """Write the keys of Nemotron-H's layers that are neither MLPs nor experts."""
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_scaling_finetuned(False)
     write_mamba(writer, config)
+
+
+def write_further(writer: Any, config: Config) -> None:
+    """Write the key and some tensors of a layer that predicts further tokens, if there is one."""
+    if config.get("num_further"):
+        writer.add_nextn_predict_layers(config["num_further"])
+        layer, size = config["num_hidden_layers"], config["hidden_size"]
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(size, np.float32))
+        writer.add_tensor(f"blk.{layer}.attn_q.weight", np.ones((size, size), np.float32))
+        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.ones((size, 2 * size), np.float32))
 
 
 def write_lfm2(writer: Any, config: Config) -> None:
@@ -113,12 +149,7 @@ def write_delta(writer: Any, config: Config) -> None:
     if "num_experts" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if num_further:
-        writer.add_nextn_predict_layers(num_further)
-        layer, size = config["num_hidden_layers"], config["hidden_size"]
-        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(size, np.float32))
-        writer.add_tensor(f"blk.{layer}.attn_q.weight", np.ones((size, size), np.float32))
-        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.ones((size, 2 * size), np.float32))
+    write_further(writer, config)
 
 
 def negative_exp(values: Any) -> Any:
@@ -192,6 +223,8 @@ def scaled_falcon(config: Config, name: str, values: Any) -> Any:
 
 
 def of_nemotron_h(config: Config, name: str, values: Any) -> Tensors:
+    if ".experts." in name:
+        return [(f"model.layers.{name.split('.')[2]}.mlp.experts.{name.split('.')[-2]}.weight", values)]
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     module = name.split(".")[-2]
     return of_mamba(config, name, rotated_pairs(values, heads[module]) if module in heads else values)
@@ -252,15 +285,25 @@ HYBRID_CONVERSIONS: Mapping[str, Conversion] = {
     "Lfm2ForCausalLM": Conversion("lfm2", write_lfm2, of_lfm2),
     "Lfm2MoeForCausalLM": Conversion("lfm2moe", write_lfm2, of_lfm2),
     "NemotronHForCausalLM": Conversion("nemotron_h", write_nemotron_h, of_nemotron_h),
+    WITH_EXPERTS: Conversion("nemotron_h_moe", write_nemotron_h_moe, of_nemotron_h),
     "Qwen3NextForCausalLM": Conversion("qwen3next", write_delta, of_qwen3_next),
     "Qwen3_5ForCausalLM": Conversion("qwen35", write_delta, of_qwen3_5),
     "Qwen3_5MoeForCausalLM": Conversion("qwen35moe", write_delta, of_qwen3_5),
 }
 
 
+def conversion_of(config: Config) -> Conversion:
+    """Return the conversion. The converter takes a Nemotron-H for one with experts if config.json says how many a token
+    has, which transformers 5 also writes for dense models."""
+    name = config["architectures"][0]
+    if name == "NemotronHForCausalLM" and "num_experts_per_tok" in config:
+        name = WITH_EXPERTS
+    return HYBRID_CONVERSIONS[name]
+
+
 def convert_hybrid(folder: Path, file: Path, form: str = "F32", pre: str | None = None, **more: Any) -> None:
     """Write the checkpoint in `folder` as a GGUF file, with matrices in `form`. `more`: fields for the conversion."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | more
-    conversion, kinds = HYBRID_CONVERSIONS[config["architectures"][0]], kinds_of(folder)
+    conversion, kinds = conversion_of(config), kinds_of(folder)
     config |= {"kinds": kinds, "num_hidden_layers": len(kinds)}
     write_file(folder, file, config, conversion, form=form, pre=pre)

@@ -39,6 +39,9 @@ def further_layers(data: Metadata) -> range:
     return range(num_layers - data.count(NEXTN, 0, num_layers), num_layers)
 
 
+FURTHER: Fields = {"num_hidden_layers": layers_that_run, "num_nextn_predict_layers": whole(NEXTN, most=MAX_LAYERS)}
+
+
 def sigmoid(data: Metadata) -> str:
     """Return the score of experts. ConfigError if the file asks for another one than the architecture has."""
     if (value := data.get("expert_gating_func", SIGMOID_KEY)) != SIGMOID_KEY:
@@ -108,8 +111,7 @@ EXPERT_ARCHITECTURES: dict[str, Architecture] = {
         {
             **ATTENTION_BIAS,
             **SIGMOID,
-            "num_hidden_layers": layers_that_run,
-            "num_nextn_predict_layers": whole(NEXTN, most=MAX_LAYERS),
+            **FURTHER,
             "use_qk_norm": present("blk.0.attn_q_norm.weight"),
         },
         renamed={"mlp_norm": "post_attention_norm"},

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ....ipc.spec.models.config_file import MAX_LAYERS
-from .architecture import Architecture, Fields, by_layer, count, head_dim, in_any_layer, scaled
-from .expert_architectures import EXPERTS, NEXTN, layers_that_run, sigmoid, whole
+from .architecture import Architecture, Fields, by_layer, count, head_dim, in_any_layer, known_number, scaled
+from .expert_architectures import EXPERTS, FURTHER, NEXTN, SIGMOID, layers_that_run, sigmoid, whole
 from .metadata import Metadata
 
 STATE, ATTENTION = "linear_attention", "full_attention"
@@ -65,6 +65,34 @@ def nemotron_kinds(data: Metadata) -> list[str]:
     """Return the kind of each layer, which is a mixer or an MLP alone: MLPs have an inner size."""
     sizes = zip(by_layer(data, KV_HEADS, least=0), by_layer(data, INNER_SIZE, least=0), strict=True)
     return [ATTENTION if heads else "mlp" if size else STATE for heads, size in sizes]
+
+
+def nemotron_expert_kinds(data: Metadata) -> list[str]:
+    """Return the kind of each layer of a file that may have experts. A dense MLP is known by its tensor alone: for the
+    converter only layers of experts have an inner size."""
+    heads = by_layer(data, KV_HEADS, least=0)
+    kinds = []
+    for layer in range(layers_that_run(data)):
+        if heads[layer]:
+            kinds.append(ATTENTION)
+        elif data.has(f"blk.{layer}.ffn_up_exps.weight"):
+            kinds.append("moe")
+        else:
+            kinds.append("mlp" if data.has(dense_up(layer)) else STATE)
+    return kinds
+
+
+def dense_up(layer: int) -> str:
+    return f"blk.{layer}.ffn_up.weight"
+
+
+def dense_size(data: Metadata) -> int:
+    """Return the inner size of dense MLPs; 1 if there are none. ConfigError if they differ."""
+    ups = (dense_up(layer) for layer in range(layers_that_run(data)))
+    sizes = {data.shape_of(name)[0] for name in ups if data.has(name)}
+    if len(sizes) > 1:
+        data.refuse(f"dense MLPs of {len(sizes)} inner sizes, {sorted(sizes)!r:.100}, are not supported")
+    return max(sizes, default=1)
 
 
 def attention_scale(data: Metadata) -> float:
@@ -122,6 +150,18 @@ NEMOTRON: Fields = {
     "mlp_bias": in_any_layer("ffn_up.bias"),
     "time_step_min": 0.0,  # llama.cpp bounds no steps; the model's own code neither
 }
+NEMOTRON_EXPERTS: Fields = {
+    **NEMOTRON,
+    **SIGMOID,
+    **FURTHER,
+    "layers_block_type": nemotron_expert_kinds,
+    "intermediate_size": dense_size,
+    "moe_intermediate_size": most_by_layer("expert_feed_forward_length"),
+    "num_experts_per_tok": most_by_layer("expert_used_count"),
+    "moe_shared_expert_intermediate_size": count("expert_shared_feed_forward_length"),
+    "moe_latent_size": known_number("moe_latent_size"),
+    "mlp_bias": lambda data: any(in_any_layer(f"{up}.bias")(data) for up in ("ffn_up", "ffn_up_shexp")),
+}
 LFM2: Fields = {
     "layer_types": lambda data: ["conv" if kind == STATE else kind for kind in kinds(data)],
     "num_key_value_heads": most_by_layer(KV_HEADS),
@@ -132,7 +172,7 @@ LFM2: Fields = {
 LFM2_NAMES = {"norm": "token_embd_norm"}
 QWEN: Fields = {
     **ATTENTION_BIAS,
-    "num_hidden_layers": layers_that_run,
+    **FURTHER,
     "layer_types": qwen_kinds,
     "linear_conv_kernel_dim": count("ssm.conv_kernel"),
     "linear_key_head_dim": count("ssm.state_size"),
@@ -177,6 +217,7 @@ HYBRID_ARCHITECTURES: dict[str, Architecture] = {
         renamed=LFM2_NAMES,
     ),
     "nemotron_h": Architecture("NemotronHForCausalLM", NEMOTRON, is_rotated=True),
+    "nemotron_h_moe": Architecture("NemotronHForCausalLM", NEMOTRON_EXPERTS, is_rotated=True, passed_over=(NEXTN,)),
     "qwen3next": qwen(
         "Qwen3NextForCausalLM",
         {**QWEN_EXPERTS, "linear_qkv_and_z_apart": lambda data: not in_any_layer("ssm_in.weight")(data)},

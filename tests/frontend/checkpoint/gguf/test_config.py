@@ -64,8 +64,8 @@ def windows(model: ModelConfig) -> list[int | None]:
 
 
 @pytest.mark.parametrize(
-    "architecture", sorted(ARCHITECTURES.keys() - {"gpt2", "nemotron_h", "gemma4"})
-)  # none, none, two
+    "architecture", sorted(ARCHITECTURES.keys() - {"gpt2", "nemotron_h", "nemotron_h_moe", "gemma4"})
+)  # none, none, none, two
 def test_all_of_a_head_turns_unless_a_size_is_given(architecture: str) -> None:
     more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention__scale": 0.1}
     more |= {"expert_shared_feed_forward_length": 32, "attention__key_length": 16, **OF_STATES}
@@ -196,6 +196,42 @@ def test_layers_that_predict_further_tokens_are_not_run() -> None:
     model = model_of(metadata("glm4moe", nextn_predict_layers=1, leading_dense_block_count=1, **experts))
     assert [layer.has_experts for layer in model.layers] == [False, True, True]
     assert "model.layers.3." in model.names.ignored
+
+
+NEMOTRON: dict[str, Any] = {
+    "block_count": 5,
+    "attention__head_count_kv": [0, 2, 0, 0, 2],
+    "expert_count": 8,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": [0, 0, 24, 0, 0],
+    "expert_shared_feed_forward_length": 40,
+    "nextn_predict_layers": 1,
+    **OF_STATES,
+}
+UPS = ("blk.2.ffn_up_exps.weight", "blk.3.ffn_up.weight")
+
+
+def test_nemotron_h_s_layers_are_known_by_kv_heads_and_tensors() -> None:
+    config = config_of(metadata("nemotron_h_moe", UPS, **NEMOTRON))
+    assert config["layers_block_type"] == ["linear_attention", "full_attention", "moe", "mlp"]
+    assert (config["moe_intermediate_size"], config["intermediate_size"]) == (24, 100)  # of the key and of the tensor
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"moe_latent_size": 32}, "moe_latent_size, a projection before the experts, has no native layers"),
+        (
+            {"expert_used_count": [0, 0, 2, 3, 0]},
+            r"expert_used_count \[0, 0, 2, 3, 0\] is not supported: layers differ",
+        ),
+        ({"expert_gating_func": 1}, "nemotron_h_moe.expert_gating_func 1 is not supported"),
+    ],
+)
+def test_experts_that_nemotron_h_s_layers_lack_are_refused(values: dict[str, Any], words: str) -> None:
+    assert model_of(metadata("nemotron_h_moe", UPS, **NEMOTRON)).experts is not None
+    with pytest.raises(ConfigError, match=words):
+        model_of(metadata("nemotron_h_moe", UPS, **(NEMOTRON | values)))
 
 
 def test_stablelm_s_layers_are_known_by_their_tensors() -> None:
