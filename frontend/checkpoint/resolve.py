@@ -35,7 +35,7 @@ from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.processors.processor import Processor, load_processor
 from ..listening.tls import new_ssl_context
 from .generation_config import default_sampling_params, generation_folder
-from .gguf.folder import add_tokenizer
+from .gguf.folder import add_tokenizer, skipped_layers
 from .given_name import default_name, name_as_given
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
@@ -75,6 +75,8 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
     served = as_served(config, model)
     dtype, device, has_integers = served.dtype, served.device, served.has_integer_products
     _log_products(config, model, dtype, device, has_integers=has_integers)
+    if num_skipped := skipped_layers(folder):
+        logger.info("layers in the file that predict further tokens (MTP) are skipped: %d", num_skipped)
     model = served.model
     if config.cores is None and config.load_format != "dummy":
         num_local = len(range(0, config.tensor_parallel_size * config.data_parallel_size, config.hosts))

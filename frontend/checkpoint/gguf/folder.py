@@ -41,7 +41,7 @@ from .tokenizer import write_tokenizer
 logger = logging.getLogger("tokenloom.supervisor")
 
 REMEDY = "set XDG_CACHE_HOME to a folder that can be written"
-FORM = 5  # version of the files in the folder: another number makes new folders
+FORM = 6  # version of the files in the folder: another number makes new folders
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -90,6 +90,14 @@ def add_tokenizer(folder: Path, spare: Path | None = None) -> Path:
             return own
         except OSError as second:
             raise ConfigError(f"{own} cannot be written either ({second}): {REMEDY}") from None
+
+
+def skipped_layers(folder: Path) -> int:
+    """Return how many layers of the GGUF file for a folder of `checkpoint_folder` are not run; 0 for other folders."""
+    if not (folder / GGUF_INDEX_NAME).exists():
+        return 0
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return int(config.get("num_nextn_predict_layers", 0))
 
 
 def _spare(spare: Path | None, what: str, error: Exception) -> Path:

@@ -26,6 +26,7 @@ from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.ipc.spec.models.quantization_config import QuantizationConfig
 from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.gguf_conversions import convert as convert_family
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
@@ -99,6 +100,19 @@ def test_tiers_that_could_find_no_block_are_off_with_one_line(
     assert [each for each in caplog.messages if "tiers" in each] == [
         f"{line} no block is found again" for line in [line] if line is not None
     ]
+
+
+@pytest.mark.parametrize("num_further", [0, 1])
+def test_skipped_layers_of_a_gguf_file_have_one_line(
+    num_further: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint = tiny_checkpoint(tmp_path / "model", "glm4_moe", num_nextn_predict_layers=num_further)
+    convert_family(checkpoint, tmp_path / "model.gguf")
+    caplog.set_level("INFO")
+    resolved(tmp_path, model=str(tmp_path / "model.gguf"), tokenizer="demo")
+    line = "layers in the file that predict further tokens (MTP) are skipped: 1"
+    assert [each for each in caplog.messages if "skipped" in each] == [line] * num_further
 
 
 def test_a_model_that_is_neither_folder_nor_hub_id_or_too_short_is_refused(tmp_path: Path) -> None:
