@@ -131,7 +131,14 @@ def _group_states(kv_cache: KVCacheManager) -> list[KVGroupState]:
     """Return the states of the KV groups; none if all layers are in one."""
     if len(kv_cache.groups) == 1:
         return []
-    counts = zip(names_of(kv_cache.groups), kv_cache.pools, kv_cache.num_unusable_tokens, strict=True)
+    counts = zip(
+        names_of(kv_cache.groups),
+        kv_cache.groups,
+        kv_cache.pools,
+        kv_cache.num_unusable_tokens,
+        kv_cache.memory.num_moved_slabs,
+        strict=True,
+    )
     return [
         KVGroupState(
             name=name,
@@ -139,6 +146,8 @@ def _group_states(kv_cache: KVCacheManager) -> list[KVGroupState]:
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
             num_unusable_tokens=num_unusable,
+            num_moved_slabs=num_moved,
+            num_snapshots=dict(kv_cache.num_snapshots) if group.is_state else {},
         )
-        for name, pool, num_unusable in counts
+        for name, group, pool, num_unusable, num_moved in counts
     ]

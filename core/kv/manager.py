@@ -68,6 +68,7 @@ class KVCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_unusable_tokens = [0] * len(self.groups)
+        self.num_snapshots = Counter[str]()  # by the reason, see StateTable.release
 
     def attach_outer(self, outer: OuterBlocks) -> None:
         """Move blocks to places outside the pools and back from now on."""

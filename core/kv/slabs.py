@@ -59,6 +59,11 @@ class Memory(Protocol):
         """The bytes of blocks that no request references."""
         ...
 
+    @property
+    def num_moved_slabs(self) -> Sequence[int]:
+        """How many slabs each group has taken from others."""
+        ...
+
     def sample(self, count: int) -> bytes:
         """Return the states of at most `count` blocks, as BlockPool.sample, evenly spread over the memory."""
         ...
@@ -70,6 +75,8 @@ class Memory(Protocol):
 
 class WholePool:
     """Memory of a single group, whose pool has all blocks: a block is a slab."""
+
+    num_moved_slabs = (0,)
 
     def __init__(self, pool: BlockPool, block_bytes: int) -> None:
         self._pool = pool
@@ -123,6 +130,7 @@ class Slabs:
         self._shape = shape
         self._pools = pools
         self._floors = floors
+        self.num_moved_slabs = [0] * len(pools)
         assert sum(floors) < shape.num_slabs, "the floors exceed the memory"
         unowned = set(range(1, shape.num_slabs))
         for pool, content in zip(pools, keys or [{}] * len(pools), strict=True):
@@ -204,6 +212,7 @@ class Slabs:
         _, slab, pool = oldest
         pool.revoke(slab)
         self._pools[group].grant(slab)
+        self.num_moved_slabs[group] += 1
         return True
 
     def take_pending(self) -> Pending:

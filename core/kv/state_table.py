@@ -45,7 +45,8 @@ class StateTable:
         self._is_sent = False  # the workers know that snapshot
         self._end = 0  # of the step that is being made
         self._moves: Moves = []  # in that step
-        self._left: list[int] = []  # entries of blocks that the row reads in the step and then leaves
+        self._left: list[tuple[int, bool]] = []  # entries of blocks that the row reads in the step and then leaves, and
+        # whether the row has written them
         self._newest: tuple[int, bytes] | None = None  # block and key of the newest snapshot, if it is not a kept one
 
     @property
@@ -116,7 +117,7 @@ class StateTable:
         for position, block in self._moves:
             if self._live != NULL_BLOCK:
                 self._place(position // self._block_size - 1)
-                self._left.append(self._entry)
+                self._left.append((self._entry, not self._is_found))
             self._live, self._entry, self._is_found = block, -1, False
         if self._end:
             self._place((self._end - 1) // self._block_size)
@@ -130,17 +131,22 @@ class StateTable:
                 self.block_ids[self._entry] = NULL_BLOCK
             self.block_ids[entry], self._entry = self._live, entry
 
-    def release(self) -> None:
+    def release(self) -> list[str]:
         """Free the blocks that the row has left in the step that was sent: later steps may overwrite them. A snapshot
-        is demoted once the row has a newer one, unless its boundary is kept."""
-        for entry in self._left:
+        is demoted once the row has a newer one, unless its boundary is kept. Return for each new snapshot why the row
+        has left it: "kept" as others are likely to begin at its boundary, or "newest" as the last one of the row."""
+        reasons = []
+        for entry, is_new in self._left:
             block, self.block_ids[entry] = self.block_ids[entry], NULL_BLOCK
             key = self._pool.key_of(block)
             self._pool.free((block,))
             if self._newest is not None and self._pool.holds(*self._newest):
                 self._pool.demote((self._newest[0],))
             self._newest = None if key is None or self.is_kept(entry) else (block, key)
+            if is_new and key is not None:
+                reasons.append("kept" if self.is_kept(entry) else "newest")
         self._left.clear()
+        return reasons
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

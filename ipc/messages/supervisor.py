@@ -133,6 +133,8 @@ class KVGroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_free_blocks: int = 0  # the others in slabs of the group
     num_cached_blocks: int = 0  # that lookups find, used or free
     num_unusable_tokens: int = 0  # total of tokens that other groups had keys of, and this one lacked
+    num_moved_slabs: int = 0  # total of slabs that the group took from others
+    num_snapshots: dict[str, int] = {}  # total of states that rows have left, by the reason
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):

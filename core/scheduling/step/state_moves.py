@@ -69,7 +69,7 @@ class StateMoves:
     def release(self) -> None:
         """Free the blocks that rows have left in the step that was sent."""
         for _, table in self._planned:
-            table.release()
+            self._kv_cache.num_snapshots.update(table.release())
         self._planned.clear()
 
     def check_invariants(self) -> None:

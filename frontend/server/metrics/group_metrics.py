@@ -24,13 +24,15 @@ class GroupMetrics:
             "Tokens whose keys were found by other layers, but not by those of the group.",
             ["group"],
         )
+        self.moved_slabs = Counter("kv_slab_moves_total", "Slabs that a group took from others.", ["to"])
+        self.snapshots = Counter("kv_snapshots_total", "States that rows left for others to find.", ["group", "why"])
         self._blocks = Gauge(
             "kv_group_blocks", "KV blocks of a group: used, free, and found by their keys.", self._read
         )
 
     @property
     def metrics(self) -> list[Metric]:
-        return [self._blocks, self.unusable]
+        return [self._blocks, self.unusable, self.moved_slabs, self.snapshots]
 
     def _read(self) -> Readings:
         return [
@@ -44,6 +46,10 @@ class GroupMetrics:
         for group in groups:
             increase = self._increase((self.unusable.name, group.name), group.num_unusable_tokens)
             self.unusable.add(increase, group.name)
+            increase = self._increase((self.moved_slabs.name, group.name), group.num_moved_slabs)
+            self.moved_slabs.add(increase, group.name)
+            for why, total in group.num_snapshots.items():
+                self.snapshots.add(self._increase((self.snapshots.name, group.name, why), total), group.name, why)
 
     def summary(self) -> list[JsonObject]:
         """Return the groups for `GET /kv` and the dashboard; none if all layers are in one."""

@@ -171,23 +171,23 @@ def test_a_block_that_has_been_reused_is_not_demoted() -> None:
     pool = BlockPool(9)
     table = StateTable(pool, BLOCK_SIZE, (), is_sharing=True)
 
-    def move(position: int) -> int:
+    def move(position: int, reasons: list[str]) -> int:
         (block,) = pool.allocate(1) or [0]
         table.block_ids.append(0)
         table.plan(position, position + 1, [(position, block)])
         table.enter()
         pool.cache_block(block, b"%d" % position)
-        table.release()
+        assert table.release() == reasons
         return block
 
-    first = move(0)
-    move(4)
+    first = move(0, [])
+    move(4, ["newest"])
     blocks = pool.allocate(7) or ()
     assert first in blocks
     pool.cache_block(first, b"of another row")
     pool.now = 5
     pool.free(blocks)
-    move(8)
+    move(8, ["newest"])
     pool.allocate(5)  # all that are empty
     assert pool.oldest_stamp == 5, "the content of another row is as good as before"
 

@@ -42,8 +42,8 @@ class GroupsBench(TierBench):
         return object_name(self.keys[block], group)
 
     def numbers(self, group: int, count: int, first: int = 0) -> list[int]:
-        """Return the numbers of `count` slots of a group."""
-        begin = (2 * group + 1) * SHAPE.slots_of_slab[group] + first
+        """Return the numbers of `count` slots of a group, which has half of the slabs."""
+        begin = (1 + group * SHAPE.num_slabs // 2) * SHAPE.slots_of_slab[group] + first
         return [slot * SHAPE.num_groups + group for slot in range(begin, begin + count)]
 
     def put_all(self) -> None:

@@ -83,9 +83,13 @@ def test_with_one_group_slots_follow_one_another_from_number_1() -> None:
     assert [shape.place_of(number) for number in (1, 2, 12)] == [(0, 0), (1, 0), (11, 0)]
 
 
-def test_a_slab_holds_32_of_each_smaller_slot_and_wastes_none_of_the_largest() -> None:
+def test_a_slab_is_the_smallest_that_holds_whole_slots_or_32_of_each_smaller_one() -> None:
     shape = ArenaShape.of([10 * PAGE, PAGE, 10 * PAGE - 5, 3 * PAGE - 1], 1000 * PAGE)
-    assert shape.slots_of_slab == (10, 100, 10, 33) and shape.slab_bytes == 100 * PAGE and shape.num_slabs == 10
+    assert shape.slots_of_slab == (3, 30, 3, 10) and shape.slab_bytes == 30 * PAGE and shape.num_slabs == 33
+    shape = ArenaShape.of([11 * PAGE, 7 * PAGE], 1000 * PAGE)
+    assert shape.slots_of_slab == (7, 11) and shape.slab_bytes == 77 * PAGE and shape.num_slabs == 12
+    shape = ArenaShape.of([101 * PAGE, 97 * PAGE], 40_000 * PAGE)
+    assert shape.slots_of_slab == (31, 32) and shape.slab_bytes == 31 * 101 * PAGE and shape.num_slabs == 12
 
 
 @pytest.mark.parametrize("seed", seeds(8, 200))

@@ -44,9 +44,10 @@ class Rank:
 
 
 def arena_for(num_local: int, num_ranks: int) -> Arena:
-    """The arena of a host with some of all ranks."""
+    """The arena of a host with some of all ranks. A slab has several slots of each group."""
     whole = ArenaShape.of([num_ranks * size for size in SIZES], 1 << 30)
-    shape = ArenaShape(NUM_SLABS, whole.slots_of_slab, whole.slot_bytes).share(num_local, num_ranks)
+    slots_of_slab = tuple(6 * count for count in whole.slots_of_slab)
+    shape = ArenaShape(NUM_SLABS, slots_of_slab, whole.slot_bytes).share(num_local, num_ranks)
     return Arena.sized(new_arena(), shape)
 
 
