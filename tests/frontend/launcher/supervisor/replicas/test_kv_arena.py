@@ -19,6 +19,7 @@ from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.support.engine_specs import new_spec
 
 MIB = 1 << 20
+UNEVEN = MIB // 4 - 4096  # fewer than 32 of them never fill whole MiB
 
 
 def measured_pool(*block_bytes: int, **measured: Any) -> tuple[Measured, PoolShape]:
@@ -47,12 +48,15 @@ def test_slots_fill_the_memory(slot_bytes: int, host_bytes: int | None, num_slot
 @pytest.mark.parametrize(
     ("slot_bytes", "host_bytes", "shape"),
     [
-        ((MIB, MIB // 4), None, ArenaShape(10, (8, 32), (MIB, MIB // 4))),  # 8 slabs for 64 slots, and 2
+        ((MIB, MIB // 4), None, ArenaShape(80, (1, 4), (MIB, MIB // 4))),  # 64 slabs for 64 slots, and 16
+        ((MIB, UNEVEN), None, ArenaShape(10, (8, 32), (MIB, UNEVEN))),  # 8 slabs for 64 slots, and 2
         ((MIB, MIB - 1), None, ArenaShape(128, (1, 1), (MIB, MIB - 1))),
         ((MIB // 4, MIB // 4), None, ArenaShape(256, (1, 1), (MIB // 4, MIB // 4))),  # 64 MiB
-        ((MIB, MIB // 4), 100 * MIB, ArenaShape(12, (8, 32), (MIB, MIB // 4))),
+        ((MIB, MIB // 4), 100 * MIB, ArenaShape(100, (1, 4), (MIB, MIB // 4))),
+        ((MIB, UNEVEN), 100 * MIB, ArenaShape(12, (8, 32), (MIB, UNEVEN))),
         ((100, MIB), 16 * MIB, ArenaShape(16, (256, 1), (100, MIB))),  # a slot of two fills a page
-        ((MIB, MIB // 4), 16 * MIB, ArenaShape(2, (8, 32), (MIB, MIB // 4))),
+        ((MIB, MIB // 4), 2 * MIB, ArenaShape(2, (1, 4), (MIB, MIB // 4))),
+        ((MIB, UNEVEN), 16 * MIB, ArenaShape(2, (8, 32), (MIB, UNEVEN))),
     ],
 )
 def test_slabs_of_several_groups_fill_the_memory_and_staging_holds_64_of_each(
@@ -67,9 +71,10 @@ def test_too_little_and_too_much_memory_are_refused_with_the_numbers() -> None:
     for host_bytes, message in ((1000, few), (200 * MIB, many)):
         with pytest.raises(ConfigError, match=message):
             arena_shape([5000], host_bytes, 100 * MIB)
-    few = r"holds no blocks of each of 2 KV groups, which take 16777216 bytes on all ranks: raise it"
-    with pytest.raises(ConfigError, match=few):
-        arena_shape([MIB, MIB // 4], 16 * MIB - 1, 100 * MIB)
+    for smaller, slab_bytes in ((MIB // 4, MIB), (UNEVEN, 8 * MIB)):
+        few = rf"holds no blocks of each of 2 KV groups, which take {2 * slab_bytes} bytes on all ranks: raise it"
+        with pytest.raises(ConfigError, match=few):
+            arena_shape([MIB, smaller], 2 * slab_bytes - 1, 100 * MIB)
 
 
 def test_a_cpus_pool_which_takes_its_memory_later_counts_as_taken() -> None:
@@ -116,7 +121,7 @@ def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -
     spec = hosts_spec(kv_host_bytes=96 * MIB, tensor_parallel_size=3)
     with closing(KVArena(spec)) as arena:
         shape = arena.fit(*measured_pool(MIB, MIB // 4 - 1, device="cuda", free_bytes=96 * MIB))
-        assert shape == ArenaShape(6, (8, 32), (3 * MIB, 3 * (MIB // 4 - 1)))
+        assert shape == ArenaShape(48, (1, 4), (3 * MIB, 3 * (MIB // 4 - 1)))
         assert os.fstat(arena.fds[0]).st_size == 96 * MIB
     spec = hosts_spec(kv_host_bytes=4 * MIB, data_parallel_size=2).of_replica(1)
     assert spec.hosts == [1], "it has no ranks here, and takes no memory here"
