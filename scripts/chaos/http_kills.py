@@ -5,7 +5,8 @@
 
 With --streams, so many answers of all kinds (http_answers.py) are open at once, of --tokens tokens each, and compared
 with those of a calm run of the same engine (--deterministic, float32). Each kill comes a moment after the next frontend
-serves; --reload sends SIGUSR2 to the supervisor instead. Exit code 1 if an answer was cut or is different.
+serves. --way says how a frontend ends: "kill", "hang" until the supervisor kills it, or "reload" by SIGUSR2. Several
+--frontends take turns. Exit code 1 if an answer was cut or is different.
 
 Otherwise it opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed
 --kills times with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have
@@ -22,11 +23,10 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from tokenloom.scripts.bench.engine_process import Engine
@@ -38,7 +38,18 @@ ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PATIENCE_S = 60.0  # for an answer
 Report: TypeAlias = dict[str, object]
+WAYS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 TAKEN_WITHIN_S = 2.0  # before the kill: an older connection would have been answered
+
+
+class Storm(NamedTuple):
+    """Answers that are open at once, and the ends of frontends meanwhile."""
+
+    streams: int
+    kills: int
+    tokens: int  # of each answer
+    frontends: int = 1
+    way: str = "kill"  # in which a frontend ends: one of WAYS, or "reload"
 
 
 @dataclass
@@ -126,15 +137,15 @@ def is_clean(report: dict[str, object]) -> bool:
     return report["refused"] == report["cut otherwise"] == report.get("exit code", 0) == 0
 
 
-async def compare(engine: Engine, num_streams: int, num_kills: int, num_tokens: int, *, is_reload: bool) -> Report:
-    """Ask for each kind of answer once in peace, and for `num_streams` at once under kills."""
-    kinds = asks("tokenloom-demo", num_tokens)
+async def compare(engine: Engine, storm: Storm) -> Report:
+    """Ask for each kind of answer once in peace, and for many at once under kills."""
+    kinds = asks("tokenloom-demo", storm.tokens)
     calm = {ask.kind: await answer(ask, engine.url) for ask in kinds}
-    tasks = [asyncio.ensure_future(_outcome(kinds[i % len(kinds)], engine.url, calm)) for i in range(num_streams)]
+    tasks = [asyncio.ensure_future(_outcome(kinds[i % len(kinds)], engine.url, calm)) for i in range(storm.streams)]
     draw, pauses = random.Random(0), list[float]()
-    while len(pauses) < num_kills and not all(task.done() for task in tasks):
+    while len(pauses) < storm.kills and not all(task.done() for task in tasks):
         await asyncio.sleep(draw.uniform(0.5, 2.5))
-        pauses.append(await asyncio.to_thread(_replace, engine, is_reload))
+        pauses.append(await asyncio.to_thread(_replace, engine, storm.way, len(pauses) % storm.frontends))
     outcomes = [await task for task in tasks]
     bad = [each for each in outcomes if each]
     return {
@@ -158,23 +169,25 @@ async def _outcome(ask: Ask, url: str, calm: Mapping[str, Digest]) -> str:
     return f"different: {ask.kind}: {places}" if places else ""
 
 
-def _replace(engine: Engine, is_reload: bool) -> float:
-    """Kill the frontend, or have it replaced. Return the seconds until the next one answers."""
-    begun, process = time.monotonic(), engine.child("frontend")
-    if is_reload:
+def _replace(engine: Engine, way: str, index: int) -> float:
+    """End the frontend with this index in one of WAYS. Return the seconds until its successor is back."""
+    name = f"frontend {index}" if index else "frontend"
+    begun, process = time.monotonic(), engine.child(name)
+    num_back = engine.log().count(f"supervisor: {name} is back")
+    if way == "reload":
         engine.signal(signal.SIGUSR2)
     else:
-        process.kill()
+        process.send_signal(WAYS[way])
     process.wait(PATIENCE_S)
-    with urllib.request.urlopen(f"{engine.url}/health", timeout=PATIENCE_S):
-        return time.monotonic() - begun
+    engine.wait_log(f"supervisor: {name} is back", num_back + 1, PATIENCE_S)
+    return time.monotonic() - begun
 
 
-def start_and_compare(num_streams: int, num_kills: int, num_tokens: int, *, is_reload: bool = False) -> Report:
-    flags = (*ENGINE_FLAGS, "--deterministic", "--dtype", "float32")
+def start_and_compare(storm: Storm) -> Report:
+    flags = (*ENGINE_FLAGS, "--deterministic", "--dtype", "float32", "--frontends", str(storm.frontends))
     with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags) as engine:
         engine.wait_ready()
-        report = asyncio.run(compare(engine, num_streams, num_kills, num_tokens, is_reload=is_reload))
+        report = asyncio.run(compare(engine, storm))
         return report | {"exit code": engine.stop()}
 
 
@@ -184,14 +197,16 @@ OPTIONS = {
     "--rate": (100.0,),
     "--streams": (0,),
     "--tokens": (300,),
-    "--reload": (False,),
+    "--frontends": (1,),
+    "--way": ("kill",),
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = read_options(__doc__, OPTIONS, argv)
     if arguments.streams:
-        compared = start_and_compare(arguments.streams, arguments.kills, arguments.tokens, is_reload=arguments.reload)
+        counts = arguments.streams, arguments.kills, arguments.tokens, arguments.frontends
+        compared = start_and_compare(Storm(*counts, arguments.way))
         print_json(compared, arguments.json)
         return 1 if compared["cut"] or compared["different"] or compared["exit code"] else 0
     report = start_and_measure(arguments.seconds, arguments.kills, arguments.rate)

@@ -17,6 +17,7 @@ from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import KEY, open_http
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+PATIENCE_S = 90.0  # for an answer that outlives frontends
 REFUSAL = r"2 frontends have ended while they worked on this request, so it is refused"
 
 
@@ -28,7 +29,7 @@ def num_frontends_lost(engine: Engine) -> int:
 def post(engine: Engine, body: bytes) -> httpx2.Response | None:
     """Send a body to the completions; None if the connection was cut."""
     with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError), open_http(engine.url, KEY) as http:
-        return http.post("/v1/completions", content=body)
+        return http.post("/v1/completions", content=body, timeout=PATIENCE_S)
     return None
 
 
@@ -41,12 +42,11 @@ def test_a_body_that_kills_frontends_is_refused_after_two_and_others_go_on(engin
         fault = inject(engine.faults, "frontend.read", f"{kind} always", len(body))
         stream = client.stream("The capital of France is", LONG)
         text = next(stream)
-        answers = [post(engine, body) for _ in range(LOSSES_TO_REFUSE)]
-        assert answers == [None] * LOSSES_TO_REFUSE
-        refused = post(engine, body)
-        assert refused is not None and refused.status_code == 400
-        error = refused.json()["error"]
-        assert error["code"] == "deadly_request" and error["message"].startswith(REFUSAL.replace("\\", ""))
+        for _ in range(2):  # its connection outlives the frontends; the next one kills none
+            refused = post(engine, body)
+            assert refused is not None and refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["code"] == "deadly_request" and error["message"].startswith(REFUSAL.replace("\\", ""))
         assert text + "".join(stream) == calm.outputs[0].text
     fault.unlink()
     wait_until(lambda: num_frontends_lost(engine) - before == LOSSES_TO_REFUSE)
@@ -57,6 +57,7 @@ def test_a_caller_whose_requests_all_kill_a_frontend_does_not_end_the_engine(eng
     for number in range(MAX_FAILURES + 3):
         body = json.dumps({"prompt": "x" * number, "user": "u" * 900}).encode()
         inject(engine.faults, "frontend.read", "abort", len(body))
-        assert post(engine, body) is None
+        outlived = post(engine, body)
+        assert outlived is not None and outlived.status_code == 200
     answer = post(engine, json.dumps({"prompt": "x", "max_tokens": 2}).encode())
     assert answer is not None and answer.status_code == 200

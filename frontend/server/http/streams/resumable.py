@@ -26,7 +26,7 @@ ID_HEADER = b"x-stream-id"
 MAX_RESUME_S = 600.0
 MAX_DETACHED = 256  # streams without a client; the one without for the longest goes first
 END = "end"  # position after the last event
-_POSITION = re.compile(r"(\d+e?(?:,\d+e?)*)(?:\.(\d+))?")
+_POSITION = re.compile(r"(\d{1,9}e?(?:,\d{1,9}e?)*)(?:\.(\d{1,9}))?")
 _Run = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ class Creation(ResponseCreation):
 
     def __init__(self, error: Exception, *turns: list[Event]) -> None:
         self._error, self._turns = error, turns
+        self._chat: Any = SimpleNamespace(has_logprobs=False)
 
     async def progress(self) -> AsyncGenerator[list[Event], None]:
         for turn in self._turns:
