@@ -76,7 +76,8 @@ class Acceptor:
                 self._pause(error)
                 return
             connection.setblocking(False)
-            task = self._loop.create_task(self._set_up(connection))
+            protocol = self._new_protocol(connection)  # at once: if this process is killed now, the supervisor has it
+            task = self._loop.create_task(self._set_up(protocol, connection))
             self._setups.add(task)
             task.add_done_callback(self._setups.discard)
 
@@ -106,8 +107,7 @@ class Acceptor:
         self._timer = None
         self._loop.add_reader(self._listener, self._accept_all)
 
-    async def _set_up(self, connection: socket.socket) -> None:
-        protocol = self._new_protocol(connection)
+    async def _set_up(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
