@@ -22,7 +22,7 @@ BODY: Any = {
     "model": NAMES[0],
     "tools": TOOLS,
     "max_tokens": 200,
-    "extra_body": {"structured_outputs": {"choice": [TEXT]}},
+    "extra_body": {"structured_outputs": {"choice": [TEXT], "includes_thought": True}},
 }
 
 

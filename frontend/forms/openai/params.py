@@ -22,7 +22,7 @@ from .schema import ChatRequest
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 _GUIDED = ("json", "regex", "choice", "grammar")
-_STYLE = ("disable_any_whitespace",)
+_STYLE = ("disable_any_whitespace", "disable_additional_properties", "includes_thought")
 _SCHEMA = "response_format.json_schema.schema"
 _INSTEAD = {  # unsupported field → how else to get its effect; other fields can only be left out
     "suffix": "put the prompt and the suffix into `prompt`, with the model's own markers of the gap",

@@ -63,6 +63,7 @@ def form(kind: str, **fields: object) -> dict[str, object]:
         {"json_schema": SCHEMA},
         {"guided_json": SCHEMA},
         {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True, "includes_thought": False}},
         {"guided_json": SCHEMA, "json_schema": SCHEMA} | form("json_object", schema=SCHEMA),
     ],
 )

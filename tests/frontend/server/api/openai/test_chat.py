@@ -181,6 +181,12 @@ def test_a_model_may_open_a_thought_before_constrained_text(
     assert unthinking is not None and unthinking.thought is None
 
 
+def test_a_constraint_that_includes_the_thought_has_none_before_it() -> None:
+    fields = {"structured_outputs": {"choice": ["<think>So.</think>Yes"], "includes_thought": True}}
+    given = started("hermes", "think", fields, prompt="<|assistant|>")[0].params.structured_outputs
+    assert given is not None and given.includes_thought and given.thought is None
+
+
 def test_a_call_as_a_list_may_come_behind_a_thought_of_the_model() -> None:
     fields = {"tools": TOOLS, "tool_choice": "required"}
     given = started("llama", "think", fields)[0].params.structured_outputs
