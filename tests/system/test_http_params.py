@@ -53,8 +53,10 @@ def test_requested_logprob_tokens_are_returned_beside_the_sampled_token(
     texts = {" Paris", *(ask(http, "/detokenize", {"tokens": [each]})["prompt"] for each in named)}
     assert columns["top_logprobs"] == [{text: every["top_logprobs"][0][text] for text in texts}]
     body = QUESTION | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": named, "max_tokens": 2}
-    whole = ask(http, CHAT, body)["choices"][0]["logprobs"]["content"]
-    streamed = [each for event in chat_events(http, body) for each in (event["logprobs"] or {"content": []})["content"]]
+    salts = [{"cache_salt": f"{name} {named_by_draw}"} for name in ("whole", "streamed")]  # neither finds a prefix
+    whole = ask(http, CHAT, body | salts[0])["choices"][0]["logprobs"]["content"]
+    events = chat_events(http, body | salts[1])
+    streamed = [each for event in events for each in (event["logprobs"] or {"content": []})["content"]]
     assert whole == streamed and len(whole) == 2
     for each in whole:
         found = sorted(top["token"] for top in each["top_logprobs"])

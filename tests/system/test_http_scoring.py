@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import ask
+from tokenloom.tests.system.http_engine import OPTIONS, ask
+from tokenloom.tests.system.launched import LaunchedEngine
 
 PATH = "/generative_scoring"
 QUERY, ITEMS, LABELS = "Is this city a capital? ", ["Lima is large.", "Oslo", "The capital of Peru is"], [300, 301, 7]
 LONG = "The capital of Peru is Lima. " * 700
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    """Yield an engine whose prompts have the same bits alone and beside others, which are scored in one batch."""
+    with LaunchedEngine(tmp_path_factory.mktemp("scoring"), *OPTIONS, "--deterministic") as engine:
+        engine.wait_ready()
+        yield engine
+        assert engine.stop() == 0
 
 
 def scores(http: httpx2.Client, **body: object) -> list[float]:
@@ -49,16 +60,16 @@ def test_a_score_is_the_softmax_of_the_labels_logprobs_in_completions(
     logprobs = [label_logprobs(http, prompt) for prompt in prompts_of(http, **order)]
     expected = [math.exp(each[0]) / sum(map(math.exp, each)) for each in logprobs]
     assert len({round(each, 6) for each in expected}) == len(ITEMS)
-    assert scores(http, **order) == pytest.approx(expected, rel=1e-3)
+    assert scores(http, **order) == pytest.approx(expected, rel=1e-6)
     whole = [math.exp(each[0]) for each in logprobs]
-    assert scores(http, **order, apply_softmax=False) == pytest.approx(whole, rel=1e-3)
+    assert scores(http, **order, apply_softmax=False) == pytest.approx(whole, rel=1e-6)
 
 
 def test_token_ids_are_worth_their_text(http: httpx2.Client) -> None:
     ids = [tokens_of(http, item, False) for item in ITEMS]
     expected = scores(http)
-    assert scores(http, query=tokens_of(http, QUERY, True), items=ids) == pytest.approx(expected, rel=1e-3)
-    assert scores(http, items=[ITEMS[0], *ids[1:]]) == pytest.approx(expected, rel=1e-3)
+    assert scores(http, query=tokens_of(http, QUERY, True), items=ids) == pytest.approx(expected, rel=1e-6)
+    assert scores(http, items=[ITEMS[0], *ids[1:]]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_answer_tells_its_id_model_and_usage(http: httpx2.Client) -> None:
@@ -79,4 +90,4 @@ def test_what_is_too_long_is_truncated_on_request(http: httpx2.Client, side: str
     assert cut["usage"]["prompt_tokens"] == 2047
     logprobs = label_logprobs(http, kept)
     expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
-    assert cut["data"][0]["score"] == pytest.approx(expected, rel=1e-2)
+    assert cut["data"][0]["score"] == pytest.approx(expected, rel=1e-6)
