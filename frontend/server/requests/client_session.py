@@ -44,7 +44,8 @@ class ClientSession(Generic[RequestT]):
         self.last_seen = now  # monotonic seconds
         self.request_by_id: dict[str, RequestT] = {}
         self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first unsent update
-        self.ready: list[Delta] = []  # to send before those of `unsent`: errors of requests without answers, echoes
+        self.refusals: list[Delta] = []  # final deltas of requests without answers
+        self.echoes: list[Delta] = []  # tokens that come again, before those of `unsent`
         self._in_flight: deque[int] = deque()  # bytes of the Deltas messages that the client has not credited
 
     @property
@@ -68,7 +69,7 @@ class ClientSession(Generic[RequestT]):
 
     @property
     def has_updates(self) -> bool:
-        return bool(self.unsent or self.ready)
+        return bool(self.unsent or self.refusals or self.echoes)
 
     @property
     def lease_end(self) -> float:
@@ -103,7 +104,8 @@ class ClientSession(Generic[RequestT]):
         return frames
 
     def _take_deltas(self) -> list[Delta]:
-        deltas, self.ready = self.ready, []
+        deltas = self.refusals + self.echoes
+        self.refusals, self.echoes = [], []
         num_ready = len(deltas)
         num_bytes = sum([len(delta.request_id) + 256 for delta in deltas])
         unsent, self.unsent = self.unsent, {}
@@ -170,6 +172,6 @@ class LocalSession(ClientSession[RequestT]):
         return NEVER
 
     def take_frames(self) -> list[bytes]:
-        while self.unsent or self.ready:
+        while self.has_updates:
             self._deliver(Deltas(deltas=self._take_deltas()))
         return []

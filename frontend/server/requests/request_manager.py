@@ -131,7 +131,7 @@ class RequestManager:
         if request.submit.has_echo or request.is_finished:
             self._send_accepted(request)  # before the echo, for which no core is needed
             request.is_accepted = True
-            session.ready += added.echo
+            session.echoes += added.echo
         if request.is_finished:
             del session.request_by_id[request.request_id]
             request.close()
@@ -211,11 +211,11 @@ class RequestManager:
     def _end_without_answers(self, session: Session, lasts: Sequence[Delta]) -> None:
         """Queue the final deltas `lasts` of a request without answers. Drop a client with more than `max_refusals`
         unsent."""
-        session.ready += lasts
+        session.refusals += lasts
         self._sessions.mark(session)
         self._sessions.open_lease(session)
-        if len(session.ready) > self.max_refusals:
-            self.drop(session, "slow", f"{len(session.ready)} errors unsent, at most {self.max_refusals} may be")
+        if len(session.refusals) > self.max_refusals:
+            self.drop(session, "slow", f"{len(session.refusals)} errors unsent, at most {self.max_refusals} may be")
 
     def forget(self, request: RequestState, cause: str) -> None:
         """Remove a request without a message to its client, which has replaced the request or is gone. `cause`: metric

@@ -140,7 +140,7 @@ def test_the_longest_silent_sessions_without_requests_are_evicted_first() -> Non
     for number in range(MAX_SESSIONS):
         session = table.add(b"%d" % number, now=float(number))
         if number % 2:
-            session.ready.append(Delta(request_id="r"))  # it has open work
+            session.refusals.append(Delta(request_id="r"))  # it has open work
     table.add(b"one more", now=1e6)
     assert len(list(table)) == MAX_SESSIONS - MAX_SESSIONS // 4 + 1
     assert table.get(b"0") is None and table.get(b"1") is not None
@@ -152,7 +152,7 @@ def test_only_a_marked_session_with_updates_yields_frames() -> None:
     session = table.add(b"c", now=0.0)
     table.mark(session)
     assert table.take_frames() == []
-    session.ready.append(Delta(request_id="r"))
+    session.refusals.append(Delta(request_id="r"))
     table.mark(session)
     assert [identity for identity, _ in table.take_frames()] == [b"c"] and table.take_frames() == []
 
@@ -162,7 +162,7 @@ def test_large_updates_wait_for_credits_once_many_bytes_are_in_flight() -> None:
     error = ErrorInfo("request", "x" * (MAX_IN_FLIGHT_BYTES // 8))
     frames: list[bytes] = []
     for number in range(20):
-        session.ready.append(Delta(request_id=f"{number}", error=error))
+        session.refusals.append(Delta(request_id=f"{number}", error=error))
         frames += session.take_frames()
     assert len(frames) == 8 == session.num_in_flight and session.has_updates
     session.credit(1)

@@ -90,6 +90,15 @@ def test_a_client_with_too_many_unsent_refusals_is_dropped(bench: Bench) -> None
     assert bench.frontend.counts["clients_slow"] == 1 and bench.say(Ping()) == [Unknown()]
 
 
+def test_tokens_that_come_again_do_not_count_as_refusals(bench: Bench) -> None:
+    bench.frontend._requests.max_refusals = 3
+    resumed = new_submit("resumed", children=[Child(seed=1, output_token_ids=encode_ids([5] * 9))], has_echo=True)
+    for submit in (resumed, new_submit("")):
+        bench.frontend.on_client_frame(b"c", encode(submit))
+    (session,) = bench.frontend._sessions
+    assert (len(session.echoes), len(session.refusals)) == (9, 1) and bench.frontend.counts["clients_slow"] == 0
+
+
 def test_when_the_engine_stops_every_open_request_fails_with_the_reason(bench: Bench) -> None:
     bench.submit()
     bench.frontend.stop("stopped by the operator")
