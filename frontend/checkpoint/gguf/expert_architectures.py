@@ -35,8 +35,7 @@ def layers_that_run(data: Metadata) -> int:
 
 def further_layers(data: Metadata) -> range:
     """Return the layers that predict further tokens, which are not run."""
-    num_layers = data.count("block_count", most=MAX_LAYERS)
-    return range(num_layers - data.count(NEXTN, 0, num_layers), num_layers)
+    return range(layers_that_run(data), data.count("block_count", most=MAX_LAYERS))
 
 
 FURTHER: Fields = {"num_hidden_layers": layers_that_run, "num_nextn_predict_layers": whole(NEXTN, most=MAX_LAYERS)}

@@ -16,7 +16,7 @@ import zmq
 
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...listening.http_listeners import HttpListeners
-from ...listening.journal.journal import read_counts
+from ...listening.journal.journal import Counts, read_counts
 from ...listening.journal.pages import new_pages
 from ...listening.keeper import KEPT, MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
 
@@ -98,18 +98,14 @@ class KeptConnections:
         for each in self._kept:
             each.receive()
 
-    @property
-    def num_resumed(self) -> int:
-        """Number of open answers that went on after the loss of their frontend."""
-        return sum(read_counts(each.journal_fd).num_resumed for each in self._kept)
-
-    @property
-    def num_cut(self) -> dict[str, int]:
-        """Number of open answers that did not, by reason."""
-        total = Counter[str]()
+    def counts(self) -> Counts:
+        """Return what became of the answers that were open when frontends were lost."""
+        num_resumed, num_cut = 0, Counter[str]()
         for each in self._kept:
-            total.update(read_counts(each.journal_fd).num_cut)
-        return dict(total)
+            counts = read_counts(each.journal_fd)
+            num_resumed += counts.num_resumed
+            num_cut.update(counts.num_cut)
+        return Counts(num_resumed, dict(num_cut))
 
     def close(self) -> None:
         """Close all descriptors, which ends the connections that no frontend has."""

@@ -50,10 +50,11 @@ class Losses:
 
     def add_to(self, progress: messages.Progress) -> messages.Progress:
         """Return the engine's progress with the last loss, and the HTTP answers that losses interrupted."""
+        answers = self._kept.counts()
         return msgspec.structs.replace(
             progress,
-            num_http_answers_resumed=self._kept.num_resumed,
-            num_http_answers_cut=self._kept.num_cut,
+            num_http_answers_resumed=answers.num_resumed,
+            num_http_answers_cut=answers.num_cut,
             last_failure=self.last,
         )
 

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ from ...forms.openai.errors import HttpError, json_response, to_http_error
 from ...listening.web_pages import WebPages
 from ..api.continuation import current, working_on
 from ..api.keep_alive import KEEP_ALIVE, KeepAlive
-from ..api.openai.events import DONE, SERVER_SEND, EventStream, event
+from ..api.openai.events import DONE, SERVER_SEND, EventStream, event, only_end
 from ..api.response_warnings import collect_warnings
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
@@ -221,12 +221,7 @@ def in_stream(error: Response, path: str) -> EventStream:
         end = body + b"\n"
     elif path.endswith(("/v1/messages", "/v1/responses")):
         end = event(msgspec.Raw(body), "error")
-    return EventStream(_no_chunks(), lambda: end)
-
-
-async def _no_chunks() -> AsyncGenerator[bytes, None]:
-    for chunk in list[bytes]():
-        yield chunk
+    return only_end(end)
 
 
 def shown_path(path: str) -> str:

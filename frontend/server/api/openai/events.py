@@ -123,6 +123,16 @@ class EventStream(Response):
         await self._send_part(part)
 
 
+def only_end(end: bytes = b"") -> EventStream:
+    """Return a stream that has nothing but its end."""
+    return EventStream(_no_chunks(), lambda: end)
+
+
+async def _no_chunks() -> AsyncGenerator[bytes, None]:
+    for chunk in list[bytes]():
+        yield chunk
+
+
 def report_tokens(scope: Scope) -> None:
     """Let the server know the tokens of the present request's answer, which is sent as a whole, as they are made."""
     continuation, send = current(), scope[SERVER_SEND]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ....forms.openai.errors import HttpError, json_response
-from ...api.openai.events import EventStream
+from ...api.openai.events import only_end
 from ..endpoint import Endpoint
 from ..peers import PASSED_ON, Peers
 from .resumable import END, ResumableStream, ResumableStreams
@@ -36,7 +34,7 @@ class StreamEndpoints:
         given = request.headers.get("last-event-id", "")
         position = given.removeprefix(f"{stream.id}/") or request.query_params.get("after", "0.0")
         if position == END:
-            return EventStream(_no_events(), bytes)
+            return only_end()
         stream.continued(position)  # raises the error of a wrong position before the present reader has to leave
         return _Rest(self._streams, stream, position)
 
@@ -71,8 +69,3 @@ class _Rest(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._streams.read(self._stream, self._position, scope, receive, send)
-
-
-async def _no_events() -> AsyncGenerator[bytes, None]:
-    for event in list[bytes]():
-        yield event

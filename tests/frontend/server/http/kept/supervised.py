@@ -118,7 +118,8 @@ def main(is_on: bool) -> None:
                 os.kill(pid, signal.SIGKILL)
                 return
             kept.receive()
-        print(kept.num_resumed, sum(kept.num_cut.values()), [r for r, n in kept.num_cut.items() if n], file=sys.stderr)
+        num_resumed, num_cut = kept.counts()
+        print(num_resumed, sum(num_cut.values()), [r for r, n in num_cut.items() if n], file=sys.stderr)
 
 
 if __name__ == "__main__":
