@@ -171,9 +171,13 @@ class FullestOfOlder:
 
     def has_used(self) -> bool:
         """Return whether the next block is of a slab with referenced blocks."""
+        self._halve()
+        return self._older.has_used()
+
+    def _halve(self) -> None:
+        """Move blocks that count as older by now: those before a reuse, so that other changes cost nothing."""
         while len(self._older) < len(self._younger):
             self._older.append(self._younger.popitem(last=False)[0])
-        return self._older.has_used()
 
     def __setitem__(self, block: int, stamp: int) -> None:
         self._stamps[block] = stamp
@@ -193,7 +197,7 @@ class FullestOfOlder:
 
     def popitem(self, *, last: bool) -> tuple[int, int]:
         assert not last
-        self.has_used()
+        self._halve()
         block = self._older.pop()
         return block, self._stamps.pop(block)
 

@@ -30,12 +30,13 @@ class SlabPool(BlockPool):
         self._num_used: dict[int, int] = {}  # by granted slab: referenced blocks
         self._idle: list[tuple[int, int]] = []  # heap of (stamp of last use, slab): each idle slab, and outdated pairs
         self.num_idle = self.num_idle_blocks = 0
-        self._by_slab = [FullestFirst(self._num_used, self._slab_bytes, self._block_bytes) for _ in range(3)]
-        self._useful = FullestOfOlder(self._by_slab[2])
+        empty, demoted, older = [FullestFirst(self._num_used, self._slab_bytes, self._block_bytes) for _ in range(3)]
+        self._spares, self._useful = (empty, demoted), FullestOfOlder(older)
+        self._by_slab = (empty, demoted, older)
         super().__init__(shape.num_blocks(group), observers, group=group)
 
     def _new_spares(self) -> tuple[SpareBlocks, SpareBlocks]:
-        return self._by_slab[0], self._by_slab[1]
+        return self._spares
 
     def _new_useful(self) -> UsefulBlocks:
         return self._useful
@@ -43,8 +44,8 @@ class SlabPool(BlockPool):
     def _reuses_demoted(self) -> bool:
         """Prefer blocks of slabs that are in use, so that others stay idle: first demoted ones, then useful ones of the
         older half."""
-        has_demoted = len(self._demoted) > 0
-        return has_demoted and (self._by_slab[1].has_used() or not self._useful.has_used())
+        _, demoted = self._spares
+        return len(demoted) > 0 and (demoted.has_used() or not self._useful.has_used())
 
     @property
     def num_used(self) -> int:

@@ -45,8 +45,8 @@ class StateTable:
         self._is_sent = False  # the workers know that snapshot
         self._end = 0  # of the step that is being made
         self._moves: Moves = []  # in that step
-        self._left: list[tuple[int, bool]] = []  # entries of blocks that the row reads in the step and then leaves, and
-        # whether the row has written them
+        # Entries of blocks that the row reads in the step and then leaves, each with whether the row has written it:
+        self._left: list[tuple[int, bool]] = []
         self._newest: tuple[int, bytes] | None = None  # block and key of the newest snapshot, if it is not a kept one
 
     @property
@@ -142,9 +142,10 @@ class StateTable:
             self._pool.free((block,))
             if self._newest is not None and self._pool.holds(*self._newest):
                 self._pool.demote((self._newest[0],))
-            self._newest = None if key is None or self.is_kept(entry) else (block, key)
+            is_kept = self.is_kept(entry)
+            self._newest = None if key is None or is_kept else (block, key)
             if is_new and key is not None:
-                reasons.append("kept" if self.is_kept(entry) else "newest")
+                reasons.append("kept" if is_kept else "newest")
         self._left.clear()
         return reasons
 
