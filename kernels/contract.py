@@ -504,8 +504,8 @@ class FusedDecoder(Protocol):
         """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
         token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. groups: those of the layers,
-        see AttentionWeights.group. cross: CrossStep.metadata, if the encoder's
-        keys and values are in the cache already; None: layers skip cross attention. states: of the layers
-        that have one. Writes the step's keys, values and states. The next call overwrites the returned tensors.
+        see AttentionWeights.group. cross: CrossStep.metadata, if the encoder's keys and values are in the cache
+        already; None: layers skip cross attention. states: of the layers that have one. Writes the step's keys, values
+        and states. The next call overwrites the returned tensors.
         """
         ...

@@ -2,9 +2,9 @@
  *
  * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are processed CHUNK at a time in float32: scores,
  * weights (an online softmax), weighted values. Memory is as slow as all of that together, so the next chunk's keys and
- * values are prefetched evenly over the work on this one. With VNNI, a cache of int8 has its own scores and weighted values
- * (int8_attention.h). Splits of decode tokens store their largest score, sum and
- * weighted values; a second stage merges them.
+ * values are prefetched evenly over the work on this one. With VNNI, a cache of int8 has its own scores and weighted
+ * values (int8_attention.h). Splits of decode tokens store their largest score, sum and weighted values; a second stage
+ * merges them.
  */
 #include "attention.h"
 #include "avx2.h"

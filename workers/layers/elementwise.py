@@ -1,4 +1,4 @@
-"""Functions of single elements, whose bits depend on no other element."""
+"""Functions of single elements."""
 
 from __future__ import annotations
 

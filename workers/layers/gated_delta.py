@@ -6,10 +6,12 @@ key is moved towards the token's value.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
-from ...kernels.contract import Norm, Rates, ScanWeights, StateWeights
+from ...kernels.contract import Norm, Rates, StateWeights
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader
 from .elementwise import scaled
@@ -43,20 +45,11 @@ class GatedDelta:
     @property
     def weights(self) -> StateWeights:
         """The mixer's weights for a fused decoder."""
-        state, shape = self._state, self.shape
-        scan = ScanWeights(
-            key_heads=len(self._input.heads.order),
-            first_key=self._input.heads.first_key,
-            num_heads=shape.num_heads,
-            key_dim=shape.key_dim,
-            value_dim=shape.value_dim,
-            rates=self._rates,
-            norm=self._norm,
-            num_groups=shape.num_heads,
-            order=gate_order(state),
+        scan = replace(
+            self._input.scan_weights(self._rates, self._norm, self.shape.num_heads),
             query_norm=self._query_norm,
             key_norm=self._key_norm,
-            beta_scale=state.beta_scale,
+            beta_scale=self._state.beta_scale,
         )
         return self._input.weights(self._output, self._index, scan)
 

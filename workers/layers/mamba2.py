@@ -6,11 +6,13 @@ it with C. The names of the parts are those of attention: C is q, B is k, x is v
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ...ipc.spec.models.model_config import StateConfig
-from ...kernels.contract import GateOrder, Norm, Rates, ScanWeights, StateWeights
+from ...kernels.contract import GateOrder, Norm, Rates, StateWeights
 from ..step.model_step import StepContext
 from ..weights.loader import LayerLoader
 from .elementwise import scaled
@@ -48,20 +50,8 @@ class Mamba2:
     @property
     def weights(self) -> StateWeights:
         """The mixer's weights for a fused decoder of one rank."""
-        state, shape = self._state, self.shape
-        scan = ScanWeights(
-            key_heads=len(self._input.heads.order),
-            first_key=self._input.heads.first_key,
-            num_heads=shape.num_heads,
-            key_dim=shape.key_dim,
-            value_dim=shape.value_dim,
-            rates=self._rates,
-            norm=self._norm,
-            num_groups=max(state.norm_groups, 1),
-            order=gate_order(state),
-            skip=self._skip,
-        )
-        return self._input.weights(self._output, self._index, scan)
+        scan = self._input.scan_weights(self._rates, self._norm, max(self._state.norm_groups, 1))
+        return self._input.weights(self._output, self._index, replace(scan, skip=self._skip))
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         assert context.states is not None

@@ -29,9 +29,8 @@ class MLP:
         """`prefix`: the prefix of the block's tensor names, with the dot. gate_scale: of a gated block's gates."""
         self._ops, self._group = loader.ops, loader.group
         shard = loader.group.shard(inner_size, "elements of intermediate_size")
-        is_fused = (
-            bool(names.gate_up) and f"{prefix}{names.gate}.weight" not in loader.checkpoint
-        )  # not in all GGUF files
+        # GGUF files may have gates and ups apart where the family's other files have them in one tensor.
+        is_fused = bool(names.gate_up) and f"{prefix}{names.gate}.weight" not in loader.checkpoint
         if is_fused and activation.is_gated:
             projections = stacked(f"{prefix}{names.gate_up}", [inner_size] * 2, [shard] * 2)
         else:

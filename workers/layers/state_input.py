@@ -18,7 +18,9 @@ from ...ipc.spec.models.model_config import StateConfig
 from ...kernels.contract import (
     ConvActivation,
     GateOrder,
+    Norm,
     PackedLinear,
+    Rates,
     ScanWeights,
     StateMetadata,
     StatePart,
@@ -135,6 +137,20 @@ class StateInput:
             input_scale=state.input_scale,
             output_scale=state.output_scale,
             index=index,
+        )
+
+    def scan_weights(self, rates: Rates, norm: Norm | None, num_groups: int) -> ScanWeights:
+        """Return the weights of a scan with these heads, for a fused decoder. norm, num_groups: see Ops.gated_norm."""
+        return ScanWeights(
+            key_heads=len(self.heads.order),
+            first_key=self.heads.first_key,
+            num_heads=self.shape.num_heads,
+            key_dim=self.shape.key_dim,
+            value_dim=self.shape.value_dim,
+            rates=rates,
+            norm=norm,
+            num_groups=num_groups,
+            order=gate_order(self._state),
         )
 
     def _starts(self, parts: str) -> Iterator[tuple[str, int]]:

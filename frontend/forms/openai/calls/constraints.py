@@ -57,8 +57,8 @@ def own_form_calls(
 
 def behind_own_thought(params: SamplingParams, form: AnswerForm) -> SamplingParams:
     """Return the parameters of an answer whose constraint, if it has one, holds behind a thought that the model may
-    open at the begin, or from the first token. One on calls, or one that includes the
-    thought, stays as it is: it has the thought in it."""
+    open at the begin, or from the first token. One on calls, or one that includes the thought, stays as it is: it has
+    the thought in it."""
     structured = params.structured_outputs
     if structured is None or structured.calls or structured.includes_thought:
         return params

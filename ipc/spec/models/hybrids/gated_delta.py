@@ -13,11 +13,10 @@ from ..model_fields import rope_field
 from .layer_mixers import layer_kinds, mixed_layers
 
 KINDS = ("linear_attention", "full_attention")
-# Fields of ours, for orders of rows in GGUF files:
-APART = (
-    "linear_qkv_and_z_apart"  # Qwen3-Next has its parts q, k and v in one tensor, all heads of each, and z in another
-)
-TILED = "linear_key_heads_tiled"  # Qwen3.5's value heads are in the order of StateConfig.are_key_heads_tiled
+# Fields of ours, for orders of rows in GGUF files. APART: Qwen3-Next has its parts q, k and v in one tensor, all heads
+# of each, and z in another. TILED: Qwen3.5's value heads are in the order of StateConfig.are_key_heads_tiled.
+APART = "linear_qkv_and_z_apart"
+TILED = "linear_key_heads_tiled"
 
 
 def delta_net(
