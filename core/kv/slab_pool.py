@@ -31,7 +31,8 @@ class SlabPool(BlockPool):
         self._idle: list[tuple[int, int]] = []  # heap of (stamp of last use, slab): each idle slab, and outdated pairs
         self.num_idle = self.num_idle_blocks = 0
         empty, demoted, older = [FullestFirst(self._num_used, self._slab_bytes, self._block_bytes) for _ in range(3)]
-        self._spares, self._useful = (empty, demoted), FullestOfOlder(older)
+        self._spares = (empty, demoted)
+        self._useful = FullestOfOlder(older)
         self._by_slab = (empty, demoted, older)
         super().__init__(shape.num_blocks(group), observers, group=group)
 

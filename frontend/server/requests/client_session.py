@@ -105,7 +105,8 @@ class ClientSession(Generic[RequestT]):
 
     def _take_deltas(self) -> list[Delta]:
         deltas = self.refusals + self.echoes
-        self.refusals, self.echoes = [], []
+        self.refusals = []
+        self.echoes = []
         num_ready = len(deltas)
         num_bytes = sum([len(delta.request_id) + 256 for delta in deltas])
         unsent, self.unsent = self.unsent, {}
