@@ -72,6 +72,13 @@ class Slot:
         self._move(State.FREE)
         self._trim(_TOKENS, _RING, _BODY)
 
+    def begin_early(self, num_pending: int) -> None:
+        """A request begins among bytes that were read with the one before it, or before its answer: neither can go on
+        after a loss. `num_pending`: as for `put_in`."""
+        if self.record.state is State.IDLE:
+            self._begin(num_pending)
+        self.lose(Reason.PIPELINE)
+
     def lose(self, reason: Reason) -> None:
         """Give up to go on with the open request after a loss."""
         if self.record.state is State.OPEN:
@@ -136,7 +143,7 @@ class Slot:
         """Keep a piece that is about to be written, with the tokens that it shows. `end`: the state of the connection
         after it, for an answer's last piece. `is_head`: it has the answer's status line."""
         record = self.record
-        record.has_head |= is_head
+        record.has_head = (record.has_head or is_head) and end is None
         if record.state is State.OPEN:
             self._keep(data, num_pending, has_ended=end is not None)
         if record.state is not State.OPEN:  # not covered

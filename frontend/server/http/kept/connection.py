@@ -131,7 +131,7 @@ class KeptConnection:
         return self.slot.record.out_end > self.slot.record.answer_begin
 
     def on_pipelined(self) -> None:
-        self.slot.lose(Reason.PIPELINE)
+        self.slot.begin_early(self.transport.get_write_buffer_size())
 
     def on_request_end(self) -> None:
         if self.slot.record.state is State.CLOSING and not self.transport.is_closing():

@@ -7,6 +7,7 @@
     /length         the number of bytes of the body
     /deadly         kills its server
     /plain          a stream that shows no tokens
+    /early          an answer that does not wait for the body
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def word(number: int) -> bytes:
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["path"] == "/early":
+        await send_whole(send, b"early")
+        return
     body, has_more = b"", True
     while has_more:
         message = await receive()

@@ -209,6 +209,34 @@ def test_streams_that_cannot_go_on_are_cut(server: Supervised, first: bytes, sec
             client.answer()
 
 
+def test_requests_read_together_are_all_answered(server: Supervised) -> None:
+    requests = b"POST /length HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab" * 3
+    with server.connect() as client:
+        for _ in range(2):
+            client.socket.sendall(requests)
+            assert [client.answer() for _ in range(3)] == [b"2 ab"] * 3
+        server.kill()
+        assert client.ask(b"/length", b"9") == b"1 9"  # what comes after them is covered
+
+
+def test_a_request_read_with_the_rest_of_an_answered_one_is_served_and_cut_by_a_kill(server: Supervised) -> None:
+    with server.connect() as client, server.connect() as other:
+        for each in (client, other):
+            each.send(b"/early", bytes(10), -10)
+            assert each.answer() == b"early"
+            each.socket.sendall(bytes(10) + b"POST /stream?400 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        assert is_whole(client.answer(), 400)
+        assert client.ask(b"/length", b"9") == b"1 9"
+        other.send(b"/early", bytes(10), -10)
+        assert is_whole(other.answer(), 400) and other.answer() == b"early"
+        other.socket.sendall(bytes(10) + b"POST /stream?400 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        other._until(b"10 ")
+        server.kill()
+        assert client.ask(b"/length", b"9") == b"1 9"
+        with pytest.raises(ConnectionError):
+            other._until(b"end ")
+
+
 def test_without_kept_connections_a_kill_cuts_all(tmp_path: Path) -> None:
     server = Supervised(tmp_path, "off")
     with server.connect() as client, server.connect() as idle:
