@@ -78,6 +78,9 @@ def kill_writers(stream: Stream, num_kills: int, seed: int) -> int:
                 write_from(stream.connection, place, seed * num_kills + number)
             finally:
                 os._exit(1)
+        until = time.monotonic() + PATIENCE_S
+        while KernelCount.of(stream.connection).num_taken == place and time.monotonic() < until:
+            time.sleep(0.0002)  # it has not written yet
         time.sleep(draw.random() * LONGEST_S)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

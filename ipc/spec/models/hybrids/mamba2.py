@@ -314,6 +314,7 @@ MAMBA_FAMILIES: dict[str, Family] = {
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
+        {"layer_types": "layers_block_type"},
     ),
     "BambaForCausalLM": Family(
         {

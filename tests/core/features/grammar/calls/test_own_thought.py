@@ -83,7 +83,9 @@ def walk(params: StructuredOutputsParams, draw: random.Random) -> str | None:
         allowed = ids_of(words)
         assert matcher.error is None and allowed
         text = TOKENIZER.decode(taken, skip_special_tokens=False)
-        if not pushed and text.lstrip().startswith("<think>") and "</think>" not in text and draw.random() < 0.2:
+        is_thinking = text.lstrip().startswith("<think>") and "</think>" not in text
+        is_inside_character = text.endswith("\N{REPLACEMENT CHARACTER}")
+        if not pushed and is_thinking and not is_inside_character and draw.random() < 0.2:
             pushed = TOKENIZER.encode("</think>", add_special_tokens=False).ids
         token_id = pushed.pop(0) if pushed else draw.choice(allowed)
         assert token_id in allowed
