@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from ...ipc.codec import decode_ids
 from ...ipc.messages.client import Logprobs
 
+_CELL_BYTES = 4  # of an id, a logprob or a rank
 UNDECODABLE = "\ufffd"  # stands for a part of a character in the text of a token
 
 
@@ -65,6 +66,24 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
             return FlatLogprobs(self[i] for i in range(*place.indices(len(self))))
         entries = range(self.start_indices[place], self.end_indices[place])
         return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in entries}
+
+
+def single_tokens(packed: Logprobs) -> Iterator[Logprobs]:
+    """Yield the logprobs of each token by itself."""
+    width, num_tokens = _CELL_BYTES * (packed.num_top + 1), len(packed.ranks) // _CELL_BYTES
+    if num_tokens == 1:  # nearly always
+        yield packed
+        return
+    for place in range(num_tokens):
+        row, rank = slice(place * width, (place + 1) * width), slice(_CELL_BYTES * place, _CELL_BYTES * (place + 1))
+        token_ids = packed.token_ids[row]
+        yield msgspec.structs.replace(
+            packed,
+            token_ids=token_ids,
+            logprobs=packed.logprobs[row],
+            ranks=packed.ranks[rank],
+            texts={each: packed.texts[each] for each in decode_ids(token_ids) if each in packed.texts},
+        )
 
 
 def unpack_rows(packed: Logprobs) -> list[list[tuple[int, float]]]:

@@ -53,6 +53,7 @@ def asks(model: str, num_tokens: int) -> list[Ask]:
     chats, completions = "/v1/chat/completions", "/v1/completions"
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     called = {"tools": [TOOL], "tool_choice": "required", "ignore_eos": False}
+    scored = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     has_anthropic = find_spec("anthropic") is not None
     return [
         Ask("chat", "curl", chats, chat | usage),
@@ -66,6 +67,7 @@ def asks(model: str, num_tokens: int) -> list[Ask]:
         Ask("whole", "curl", chats, chat),
         Ask("whole logprobs", "curl", completions, text | {"logprobs": 1}),
         Ask("response", "curl", "/v1/responses", response | {"stream": True}),
+        Ask("response logprobs", "openai", "/v1/responses", response | {"stream": True} | scored),
         Ask("message", "curl", "/v1/messages", message | {"stream": True}),
         Ask("message again", "anthropic" if has_anthropic else "curl", "/v1/messages", message | {"stream": True}),
     ]
@@ -109,7 +111,11 @@ def _parse(output: bytes) -> list[Event]:
 async def _of_openai(ask: Ask, url: str) -> AsyncIterator[Event]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
         body = {name: value for name, value in ask.body.items() if name != "ignore_eos"}
-        create: Any = client.completions.create if "prompt" in body else client.chat.completions.create
+        create: Any = client.chat.completions.create
+        if "prompt" in body:
+            create = client.completions.create
+        elif "input" in body:
+            create = client.responses.create
         async for event in await create(**body, extra_body={"ignore_eos": True}):
             yield event.model_dump()
 

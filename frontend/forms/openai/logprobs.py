@@ -46,11 +46,6 @@ class CompletionLogprobs:
         """Add the next tokens of the answer."""
         self._add(parts, self._in_answer)
 
-    def skip(self, token_ids: Iterable[int]) -> None:
-        """Pass over the next tokens of the answer, which the caller has in earlier columns."""
-        for token_id in token_ids:
-            self._in_answer.next(token_id)
-
     def _add(self, parts: Iterable[Logprobs | None], offsets: TokenOffsets) -> None:
         for tokens in chain.from_iterable(_rows(part, self._with_ids) for part in parts):
             own = tokens[0]

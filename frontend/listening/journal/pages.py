@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 PAGE = 4096
 RING_BYTES = 256 << 10
-TOKENS_END = 4 << 20  # a million tokens
+TOKENS_END = 16 << 20  # four million tokens, or some ten thousand with their logprobs
 BODY_PLACE = TOKENS_END + RING_BYTES
 _MARGIN_BYTES = 1 << 20  # beside the largest body: its head, and chunks
 _PUNCH_HOLE = 2 | 1  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
@@ -43,7 +43,7 @@ class JournalLimits(NamedTuple):
 
     @property
     def layout(self) -> int:
-        return zlib.crc32(f"1 {self.num_slots} {self.body_bytes}".encode())
+        return zlib.crc32(f"2 {self.num_slots} {self.body_bytes}".encode())
 
 
 def new_pages() -> int:

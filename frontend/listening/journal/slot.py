@@ -31,6 +31,7 @@ class Shown(Protocol):
     num_events: int
     num_cached: int
     seed: int
+    logprobs: list[tuple[int, bytes]]  # choice, those of a token
 
 
 class Slot:
@@ -227,7 +228,7 @@ class Slot:
         record = self.record
         record.num_events, record.num_cached, record.seed = shown.num_events, shown.num_cached, shown.seed
         if shown.tokens or shown.ended:
-            words = self._writer.encode(shown.tokens, shown.ended)
+            words = self._writer.encode(shown.tokens, shown.ended, shown.logprobs)
             start = TOKENS_PLACE + record.tokens_len
             end = start + len(words)
             if end > TOKENS_END or not self._grow(_TOKENS, end):

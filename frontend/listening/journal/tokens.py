@@ -1,7 +1,7 @@
 """The tokens that an answer has shown, as words of 32 bits, for a slot.
 
-A word below 2^31 is a token of the choice that was named last, at first choice 0. Others name a choice, or say that it
-has ended, with the bytes of its finish reason behind.
+A word below 2^31 is a token of the choice that was named last, at first choice 0. Others name a choice, say that it has
+ended, with the bytes of its finish reason behind, or have the logprobs of its next token behind them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WORD_BYTES = 4
-_CHOICE, _END = 1 << 31, 3 << 30
-_LARGEST = (1 << 30) - 1
+_CHOICE, _END, _LOGPROBS = 4 << 29, 6 << 29, 7 << 29
+_LARGEST_CHOICE, _LARGEST_SIZE = (1 << 30) - 1, (1 << 29) - 1
 _WORD = struct.Struct("<I")
 
 
@@ -22,6 +22,7 @@ class ShownAnswer:
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    logprobs: list[bytes] = field(default_factory=list)  # of each token, if there are any
 
 
 class TokenWriter:
@@ -30,9 +31,15 @@ class TokenWriter:
     def __init__(self, choice: int = 0) -> None:
         self._choice = choice
 
-    def encode(self, tokens: Sequence[tuple[int, int]], ended: Sequence[tuple[int, str]]) -> bytes:
-        """Return the words for new `tokens`, by choice, and choices that have `ended`, with their reasons."""
-        if len(tokens) == 1 and not ended and tokens[0][0] == self._choice:  # nearly always, and faster
+    def encode(
+        self,
+        tokens: Sequence[tuple[int, int]],
+        ended: Sequence[tuple[int, str]],
+        logprobs: Sequence[tuple[int, bytes]] = (),
+    ) -> bytes:
+        """Return the words for new `tokens`, by choice, choices that have `ended`, with their reasons, and
+        `logprobs` of tokens in their order."""
+        if len(tokens) == 1 and not (ended or logprobs) and tokens[0][0] == self._choice:  # nearly always, and faster
             return _WORD.pack(tokens[0][1])
         found = bytearray()
         for choice, token_id in tokens:
@@ -40,15 +47,22 @@ class TokenWriter:
             found += _WORD.pack(token_id)
         for choice, reason in ended:
             self._name(choice, found)
-            text = reason.encode()
-            found += _WORD.pack(_END | len(text)) + text + bytes(-len(text) % WORD_BYTES)
+            _add_bytes(_END, reason.encode(), found)
+        for choice, encoded in logprobs:
+            self._name(choice, found)
+            _add_bytes(_LOGPROBS, encoded, found)
         return bytes(found)
 
     def _name(self, choice: int, found: bytearray) -> None:
-        assert choice <= _LARGEST
+        assert choice <= _LARGEST_CHOICE
         if choice != self._choice:
             self._choice = choice
             found += _WORD.pack(_CHOICE | choice)
+
+
+def _add_bytes(kind: int, data: bytes, found: bytearray) -> None:
+    assert len(data) <= _LARGEST_SIZE
+    found += _WORD.pack(kind | len(data)) + data + bytes(-len(data) % WORD_BYTES)
 
 
 def decode(words: bytes) -> tuple[dict[int, ShownAnswer], TokenWriter]:
@@ -60,10 +74,16 @@ def decode(words: bytes) -> tuple[dict[int, ShownAnswer], TokenWriter]:
         place += WORD_BYTES
         if word < _CHOICE:
             answers.setdefault(choice, ShownAnswer()).token_ids.append(word)
-        elif word < _END:
-            choice = word & _LARGEST
+            continue
+        if word < _END:
+            choice = word & _LARGEST_CHOICE
+            continue
+        length = word & _LARGEST_SIZE
+        data = words[place : place + length]
+        place += length + -length % WORD_BYTES
+        answer = answers.setdefault(choice, ShownAnswer())
+        if word < _LOGPROBS:
+            answer.finish_reason = data.decode()
         else:
-            length = word & _LARGEST
-            answers.setdefault(choice, ShownAnswer()).finish_reason = words[place : place + length].decode()
-            place += length + -length % WORD_BYTES
+            answer.logprobs.append(data)
     return answers, TokenWriter(choice)

@@ -20,13 +20,18 @@ import msgspec
 
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.messages.base import FinishReason
-from ....ipc.messages.client import Child, Delta, Submit
+from ....ipc.messages.client import Child, Delta, Logprobs, Submit
 from ....ipc.params.sampling_params import child_seed
+from ...forms.logprobs import single_tokens
 
 NONCE_BYTES = 16
 TOKEN_BYTES = 4  # of a token id in a message
 SHOWN = "shown"  # key in the ASGI messages below: the Shown
 TOKENS = "tokenloom.tokens"  # ASGI message without bytes: tokens of a whole answer, whose bytes follow at its end
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_logprobs = msgspec.msgpack.Decoder(Logprobs).decode
 
 
 class Answer(msgspec.Struct):
@@ -36,12 +41,19 @@ class Answer(msgspec.Struct):
     finish_reason: FinishReason | None = None  # if it has ended
     num_shown: int | None = None  # tokens that the client has; None: all, and the end
     is_end_shown: bool = False  # with `num_shown`: whether the client knows that it has ended
+    logprobs: list[bytes] = []  # of each token, encoded; empty if the request asks for none
 
     def has_shown(self, delta: Delta) -> bool:
         """Return whether the client has a delta of this answer that comes again."""
         if self.num_shown is None:
             return True
         return delta.start < self.num_shown if delta.token_ids else self.is_end_shown
+
+    def completed(self, echo: Delta) -> Delta:
+        """Return a delta of an echo, which has one token or none, with the logprobs that its token had."""
+        if not (self.logprobs and echo.token_ids):
+            return echo
+        return msgspec.structs.replace(echo, logprobs=_decode_logprobs(self.logprobs[echo.start]))
 
 
 class Shown(msgspec.Struct):
@@ -52,6 +64,7 @@ class Shown(msgspec.Struct):
     num_events: int  # from the start of the answer, if its events are numbered
     num_cached: int  # tokens of the prompts, of choices with tokens, that were in the prefix cache
     seed: int = 0  # of the whole request; the same in each part
+    logprobs: list[tuple[int, bytes]] = []  # (choice, those of a token, encoded), if the request asks for them
 
 
 class Continuation(msgspec.Struct):
@@ -81,6 +94,7 @@ class Continuation(msgspec.Struct):
         self.num_cached = self.rendered_cached
         tokens: list[tuple[int, int]] = []
         ended: list[tuple[int, FinishReason]] = []
+        logprobs: list[tuple[int, bytes]] = []
         for choice, delta in rendered:
             token_ids = delta.token_ids
             if len(token_ids) == TOKEN_BYTES:
@@ -89,7 +103,9 @@ class Continuation(msgspec.Struct):
                 tokens += [(choice, token_id) for token_id in decode_ids(token_ids)]
             if delta.finish_reason is not None:
                 ended.append((choice, delta.finish_reason))
-        return Shown(tokens, ended, self.num_events, self.num_cached, self.seed)
+            if delta.logprobs is not None:
+                logprobs += [(choice, _encode(each)) for each in single_tokens(delta.logprobs)]
+        return Shown(tokens, ended, self.num_events, self.num_cached, self.seed, logprobs)
 
     def nothing_shown(self) -> Shown:
         """Return the state of the answer for a part that shows nothing."""

@@ -141,12 +141,6 @@ class ChoicesResponse(EngineResponse):
         with errors_about(self._constraint_field), super().run() as run:
             yield run
 
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether the request asks for logprobs, of its answers or its prompts."""
-        params = self._submits[0].params
-        return params.num_logprobs is not None or params.prompt_logprobs is not None
-
     @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:
         """Create the choices lazily, one at a time: there may be thousands."""
@@ -159,7 +153,7 @@ class ChoicesResponse(EngineResponse):
         return choices
 
     async def whole(self) -> bytes:
-        self.goes_on = not self.has_logprobs  # which only generating them again brings back
+        self.goes_on = self._submits[0].params.prompt_logprobs is None  # only computing a prompt again brings them back
         with self.run() as run:
             choices = await self._new_choices(run)
             async for deltas in run.deltas():

@@ -71,10 +71,7 @@ class _Choice(Choice):
     def chunk(self, delta: Delta) -> JsonObject:
         self.add_prompt(delta)
         echoed: list[Logprobs] = [] if self.has_begun else self.prompt_logprobs
-        chunk = self._chunk(delta.text, delta, echoed, [delta.logprobs], delta.token_ids)
-        if self._columns is not None and delta.logprobs is None:
-            self._columns.skip(decode_ids(delta.token_ids))
-        return chunk
+        return self._chunk(delta.text, delta, echoed, [delta.logprobs], delta.token_ids)
 
     def _chunk(
         self,

@@ -58,7 +58,6 @@ class ResponseCreation:
 
     async def whole(self) -> bytes:
         """Generate until the answer has ended, and return the response body (JSON)."""
-        self._chat.goes_on = not self._chat.has_logprobs  # which only generating them again brings back
         last: JsonObject = {}
         async for turn in self.progress():
             last = turn[-1][1] if turn else last
@@ -68,7 +67,6 @@ class ResponseCreation:
         """Yield the encoded events of each turn (loop iteration) of the frontend that has any; the caller sends the
         `end`. The events of BEGIN are held back until another event follows: an error before that is raised, a later
         error becomes an event."""
-        self._chat.goes_on = not self._chat.has_logprobs  # the last event repeats them
         continuation = current()
         sequence, held = continuation.num_events, list[Event]()
         try:

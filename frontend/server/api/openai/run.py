@@ -39,10 +39,8 @@ class Echo:
             if answer is None or choice not in self._open:
                 self.rest.append((choice, delta))
                 continue
-            if answer.has_shown(delta):
-                self.deltas.append((choice, delta))
-            else:
-                self.rest.append((choice, delta))
+            found = self.deltas if answer.has_shown(delta) else self.rest
+            found.append((choice, answer.completed(delta)))
             self._missing[choice] -= num_ids(delta.token_ids)
             has_end = delta.finish_reason is not None
             if self._missing[choice] > 0 and has_end:

@@ -52,7 +52,7 @@ class Transcription(EngineResponse):
     """Response to one form with an audio clip. Only one of `whole` and `events` may be called, once. Created by
     `start`."""
 
-    prompt_field, max_open = "file", MAX_OPEN_PIECES
+    prompt_field, max_open, goes_on = "file", MAX_OPEN_PIECES, True
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class Transcription(EngineResponse):
         self._clip = parsed.inputs[0].media[0]
         self._has_logprobs = bool(getattr(parsed.body, "include", None))
         self._last_event = b""
-        self.goes_on = params.num_logprobs is None  # the last event repeats them
 
     @classmethod
     async def start(

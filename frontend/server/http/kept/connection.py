@@ -153,7 +153,7 @@ class KeptConnection:
             nonce=record.nonce,
             created=record.created,
             answers={
-                choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason))
+                choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason), logprobs=each.logprobs)
                 for choice, each in answers.items()
             },
             num_events=record.num_events,

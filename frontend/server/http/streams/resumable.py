@@ -48,6 +48,8 @@ class ResumableStream(msgspec.Struct, eq=False):
         """Add a part of the answer; return the position after it."""
         for choice, token_id in shown.tokens:
             self._answer(choice).token_ids.append(token_id)
+        for choice, logprobs in shown.logprobs:
+            self._answer(choice).logprobs.append(logprobs)
         for choice, reason in shown.ended:
             self._answer(choice).finish_reason = reason
         self.last = shown
@@ -56,7 +58,11 @@ class ResumableStream(msgspec.Struct, eq=False):
     def show(self, continuation: Continuation) -> None:
         """Begin with the parts that a client has."""
         self.answers = {
-            choice: Answer(each.token_ids[: each.num_shown], each.finish_reason if each.num_shown is None else None)
+            choice: Answer(
+                each.token_ids[: each.num_shown],
+                each.finish_reason if each.num_shown is None else None,
+                logprobs=each.logprobs[: each.num_shown],
+            )
             for choice, each in continuation.answers.items()
         }
         for choice, each in continuation.answers.items():

@@ -33,13 +33,13 @@ draw, memory = random.Random(sys.argv[2]), journal.pages.memory
 print(flush=True)
 while True:
     if slot.record.state is State.IDLE:
+        TAKEN.pack_into(memory, PLACE, slot.record.out_end)  # nothing is pending, as the next line says
         slot.put_in(b"x" * 100, 0)
     begin = slot.record.tokens_len // 4
     count = draw.randrange(1, 4)
     data = pattern(slot.record.out_end, draw.randrange(1, 3000))
-    shown = SimpleNamespace(
-        tokens=[(0, begin + i) for i in range(count)], ended=[], num_events=begin + count, num_cached=0, seed=0
-    )
+    tokens = [(0, begin + i) for i in range(count)]
+    shown = SimpleNamespace(tokens=tokens, ended=[], logprobs=[], num_events=begin + count, num_cached=0, seed=0)
     num_pending = min(draw.choice((0, 0, 3000)), slot.record.out_end - TAKEN.unpack_from(memory, PLACE)[0])
     TAKEN.pack_into(memory, PLACE, slot.record.out_end - num_pending)  # the kernel's count
     slot.put_out(data, num_pending, shown, State.IDLE if draw.random() < 0.01 else None)

@@ -29,7 +29,7 @@ def fd() -> Iterator[int]:
 
 def shown(*token_ids: int, num_events: int = 1) -> Any:
     return SimpleNamespace(
-        tokens=[(0, each) for each in token_ids], ended=[], num_events=num_events, num_cached=0, seed=0
+        tokens=[(0, each) for each in token_ids], ended=[], logprobs=[], num_events=num_events, num_cached=0, seed=0
     )
 
 

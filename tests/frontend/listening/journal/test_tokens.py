@@ -17,7 +17,10 @@ def test_tokens_and_reasons_come_back_by_choice_and_a_writer_goes_on(seed: int) 
     for _ in range(200):
         tokens = [(draw.randrange(4), draw.choice((0, 7, 2**31 - 1))) for _ in range(draw.randrange(3))]
         ended = [(draw.randrange(4), draw.choice(("stop", "length", "tool_calls", "é")))] if draw.random() < 0.1 else []
-        words += writer.encode(tokens, ended)
+        logprobs = [(draw.randrange(4), draw.randbytes(draw.randrange(9))) for _ in tokens[: draw.randrange(2)]]
+        words += writer.encode(tokens, ended, logprobs)
+        for choice, encoded in logprobs:
+            expected.setdefault(choice, ShownAnswer()).logprobs.append(encoded)
         for choice, token_id in tokens:
             expected.setdefault(choice, ShownAnswer()).token_ids.append(token_id)
         for choice, reason in ended:

@@ -97,7 +97,8 @@ class CutApp(ServedApp):
             else:
                 self._open[key] = (request, token_ids, end)
             columns = {"keys": [key], "starts": [start], "counts": [len(new)], "token_ids": new}
-            logprobs = _logprobs(key, start, new) if request.params.num_logprobs is not None else None
+            num_top = request.params.num_logprobs
+            logprobs = None if num_top is None else _logprobs(key, start, new, num_top)
             self._say(finished=ended, logprobs=logprobs, **{name: encode_ids(each) for name, each in columns.items()})
         if self._open:
             self._is_waiting = True
@@ -150,6 +151,8 @@ def continuation_of(parts: Sequence[Part]) -> Continuation:
             continuation.answers.setdefault(choice, Answer([])).token_ids.append(token_id)
         for choice, reason in part.shown.ended:
             continuation.answers.setdefault(choice, Answer([])).finish_reason = reason
+        for choice, logprobs in part.shown.logprobs:
+            continuation.answers.setdefault(choice, Answer([])).logprobs.append(logprobs)
         continuation.num_events, continuation.num_cached = part.shown.num_events, part.shown.num_cached
         continuation.seed = part.shown.seed
     return continuation
@@ -187,16 +190,17 @@ def some_turns(seed: int) -> deque[int]:
     return deque(random.Random(seed).choices((1, 1, 2, 5), k=7))
 
 
-def _logprobs(key: int, start: int, token_ids: Sequence[int]) -> KeyLogprobs:
-    """Logprobs without alternatives: that of the i-th token is -i / 4."""
-    count = len(token_ids)
+def _logprobs(key: int, start: int, token_ids: Sequence[int], num_top: int = 0) -> KeyLogprobs:
+    """Logprobs with alternatives: that of the i-th token is -i / 4, and its alternatives are the ids behind its own."""
+    count, width = len(token_ids), num_top + 1
+    values = array("f", [-(i + place) / 4 for i in range(start, start + count) for place in range(width)])
     return KeyLogprobs(
         keys=encode_ids([key] * count),
         positions=encode_ids(range(start, start + count)),
-        widths=encode_ids([1] * count),
-        ranks=encode_ids([1] * count),
-        token_ids=encode_ids(token_ids),
-        logprobs=array("f", [-i / 4 for i in range(start, start + count)]).tobytes(),
+        widths=encode_ids([width] * count),
+        ranks=encode_ids(range(start + 1, start + 1 + count)),
+        token_ids=encode_ids([token_id + place for token_id in token_ids for place in range(width)]),
+        logprobs=values.tobytes(),
     )
 
 

@@ -1,4 +1,4 @@
-"""A supervisor that keeps the connections of a small HTTP server, whose process it replaces by a fork when it is lost.
+"""A supervisor that keeps the connections of a small HTTP server, and replaces its process by a fork after a loss.
 
 `python -m … PORT-FILE`: prints the port, then the pid of each server. The app's answers depend on their request alone:
 

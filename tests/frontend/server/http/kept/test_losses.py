@@ -216,7 +216,7 @@ def test_requests_read_together_are_all_answered(server: Supervised) -> None:
             client.socket.sendall(requests)
             assert [client.answer() for _ in range(3)] == [b"2 ab"] * 3
         server.kill()
-        assert client.ask(b"/length", b"9") == b"1 9"  # what comes after them is covered
+        assert client.ask(b"/length", b"9") == b"1 9"  # later requests are covered
 
 
 def test_a_request_read_with_the_rest_of_an_answered_one_is_served_and_cut_by_a_kill(server: Supervised) -> None:
