@@ -19,6 +19,7 @@ from tokenloom.tests.system.schemas import SCHEMAS, Schema
 PROMPTS = ("The capital of France is", "{", "Answer in JSON: ", "42", "日本")
 MAX_TOKENS = 1400
 MODELS = ("demo", "random")
+MAX_BYTES = 4  # of a character
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,35 @@ def test_every_answer_parses_and_validates(engines: dict[str, Client], model: st
 @pytest.mark.parametrize("model", MODELS)
 def test_500_answers_parse_and_validate(engines: dict[str, Client], model: str) -> None:
     generate_all(engines[model], -(-500 // len(SCHEMAS)))
+
+
+def test_the_budget_of_a_thought_that_the_model_opens_ends_it_at_a_whole_character(tiny: LLM) -> None:
+    """Each token is a byte, so that most budgets are used up amid a character."""
+    schema: Schema = {"type": "object", "properties": {"a": {"enum": [1, 23]}}, "required": ["a"]}
+    constraint = StructuredOutputsParams(json=schema, thought=("<think>", "</think>"))
+    brace, first, *_ = tiny.get_tokenizer().encode("{日", add_special_tokens=False)
+    budgets = range(12)
+    params = [
+        SamplingParams(
+            max_tokens=MAX_TOKENS,
+            seed=budget,
+            structured_outputs=constraint,
+            thinking_token_budget=budget,
+            logit_bias={brace: -100.0, first: 100.0},  # so that a thought comes first, with long characters
+        )
+        for budget in budgets
+    ]
+    outputs = tiny.generate([PROMPTS[0]] * len(budgets), params, use_tqdm=False)
+    num_late = 0
+    for budget, output in zip(budgets, outputs, strict=True):
+        opening, _, rest = output.outputs[0].text.partition("<think>")
+        thought, closing, answer = rest.partition("</think>")
+        assert not opening.strip() and closing, output.outputs[0].text
+        conforms(answer, schema)
+        num_bytes = len(thought.encode())
+        assert "\N{REPLACEMENT CHARACTER}" not in thought and num_bytes < budget + MAX_BYTES
+        num_late += num_bytes > budget
+    assert num_late > 4
 
 
 @pytest.mark.parametrize("model", ["demo", pytest.param("random", marks=pytest.mark.nightly)])

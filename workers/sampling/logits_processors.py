@@ -72,7 +72,10 @@ class LogitsProcessors:
 
 
 def apply_processors(logits: Tensor, processors: dict[int, RowProcessors]) -> None:
-    """Change logits [n, vocab] float32, contiguous, in place. processors: by index of the logits' row."""
+    """Change logits [n, vocab] float32, contiguous, in place. processors: by index of the logits' row.
+
+    Masks of grammars come first: no end of a thought is forced where they do not allow it."""
+    forced = {i: row.forced(logits[i]) for i, row in processors.items()}
     for i, row in processors.items():
         if len(row.allowed):
             _keep_only(logits[i], row.allowed)
@@ -82,8 +85,8 @@ def apply_processors(logits: Tensor, processors: dict[int, RowProcessors]) -> No
         row.process(logits[i])
     _penalize(logits, {i: row for i, row in processors.items() if row.counts is not None})
     apply_timestamps(logits, {i: row.timestamps for i, row in processors.items() if row.timestamps is not None})
-    for i, row in processors.items():
-        if (token_id := row.forced()) is not None:
+    for i, token_id in forced.items():
+        if token_id is not None:
             logits[i].fill_(-torch.inf)
             logits[i, token_id] = 0.0
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
@@ -118,11 +119,17 @@ class RowProcessors:
             banned.append(self._stop_ids)
         return np.concatenate(banned)
 
-    def forced(self) -> int | None:
-        """Return the only allowed next token, from a trace or the end marker of reasoning; None if none is forced."""
+    def forced(self, logits: Tensor) -> int | None:
+        """Return the only allowed next token, from a trace or the end marker of reasoning; None if none is forced.
+
+        `logits`: [vocab], as a grammar's mask leaves them. The end of reasoning waits for a place where the mask allows
+        it: a token may end amid a character."""
         if len(self.outputs) < len(self._trace):
             return self._trace[len(self.outputs)]
-        return None if self.thinking is None else self.thinking.forced()
+        token_id = None if self.thinking is None else self.thinking.forced()
+        if token_id is None or logits[token_id] == -torch.inf:
+            return None
+        return token_id
 
     def process(self, logits: Tensor) -> None:
         """Run the custom processors on the row's logits [vocab], in place."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE
 from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, new_runner
+from tokenloom.workers.sampling.logits_processors import apply_processors
 from tokenloom.workers.sampling.row_processors import RowProcessors
 from tokenloom.workers.sampling.thinking import ThinkingBudget
 
@@ -89,7 +91,7 @@ def test_behind_a_stop_no_reasoning_counts_and_a_resumed_row_continues_unchanged
             known = frame(3, *outputs[: i + 1])
             resumed = NewRow(row=0, token_ids=known, num_prompt_tokens=1, num_computed_tokens=0, sampling=sampling)
             for each in (row, RowProcessors(resumed, [], 12)):
-                assert each.forced() == (None if is_over else thinking.forced())
+                assert each.forced(torch.zeros(12)) == (None if is_over else thinking.forced())
     assert num_stopped > 40
 
 
@@ -100,6 +102,20 @@ def test_without_a_begin_reasoning_begins_with_the_output(prompt: list[int]) -> 
         thinking.append(outputs[i])
         row = np.array([*prompt, *outputs[: i + 1]], np.int32)
         assert thinking.forced() == ThinkingBudget(2, [], [4], row, (), len(prompt)).forced() == forced
+
+
+def test_the_end_is_not_forced_where_a_grammar_does_not_allow_it() -> None:
+    sampling = RowSampling(thought_markers=[frame(3), frame(4)], thinking_token_budget=0)
+    new_row = NewRow(row=0, token_ids=frame(3), num_prompt_tokens=1, num_computed_tokens=0, sampling=sampling)
+    row = RowProcessors(new_row, [], 12)
+    logits = torch.zeros(1, 12)
+    logits[0, 4] = -torch.inf
+    apply_processors(logits, {0: row})
+    assert logits[0].isfinite().sum() == 11, "the token that the mask leaves out stays out, all others stay"
+    row.append(7)
+    logits = torch.zeros(1, 12)
+    apply_processors(logits, {0: row})
+    assert logits[0].isfinite().nonzero().tolist() == [[4]]
 
 
 class ThinkingSchedule(RandomSchedule):
