@@ -35,6 +35,7 @@ _TAKING_SPACE = (
     "closing",
     "failed",
 )  # states with text that loses white space before a joint that has some
+_NEW = (-1,)  # kept groups where one begins, and no other goes on
 _OTHER = ""  # stands for all characters that no joint contains
 _SPACE = " "
 
@@ -74,8 +75,10 @@ class JointFinder:
         position = len(self._held)
         if position:
             text = self._held + text
-        elif not self._is_next and self._automaton.is_apart_from(text):
-            return text, None, ""
+        elif not self._is_next:
+            automaton = self._automaton
+            if automaton.first.search(text) is None and not (automaton.takes_space and text[-1:].isspace()):
+                return text, None, ""
         if self._is_next and self._node is self._automaton.root:
             position = len(text) - len(text.lstrip())
             if position > MAX_SPACE:
@@ -120,12 +123,21 @@ class JointFinder:
                 if self._is_next or (begin := automaton.first.search(text, position)) is None:
                     break
                 position = begin.start()
+            run = node.run or automaton.run(node)
+            if run.text:
+                ahead = text[position : position + len(run.text)]
+                if run.text.startswith(ahead) and position + len(ahead) - starts[0] < MAX_HELD:
+                    position += len(ahead)
+                    node = run.nodes[len(ahead) - 1]
+                    continue
             move = node.moves.get(text[position]) or automaton.move(node, text[position])
             position += 1
             node, is_same, kept, joint, group = move
             if is_same and position - starts[0] < MAX_HELD:
                 continue
-            if joint is not None or len(kept) != len(starts) or -1 in kept:
+            if kept == _NEW and joint is None:
+                starts = [position - 1]
+            elif joint is not None or len(kept) != len(starts) or -1 in kept:
                 starts.append(position - 1)  # -1 stands for a group that begins here
                 if joint is not None:
                     self._best = (joint, starts[group], position)
@@ -169,7 +181,10 @@ class JointFinder:
         begin = start
         if joint in self._automaton.takes_space:
             begin = self._without_space(text, start)
-        found = Found(joint, text[begin:end], self._automaton.values(joint, text[start:end]))
+        values: dict[str, str] = {}
+        if self._automaton.has_values:
+            values = self._automaton.values(joint, text[start:end])
+        found = Found(joint, text[begin:end], values)
         self._reset()
         return text[:begin], found, text[end:]
 
@@ -203,16 +218,25 @@ class Move(NamedTuple):
     group: int
 
 
+class Run(NamedTuple):
+    """The `text` that must follow a state if its joints go on, up to where it is not the same for all of them, and the
+    state behind each character. "": several characters may follow."""
+
+    text: str
+    nodes: tuple[Node, ...]
+
+
 class Node:
     """State of the automaton: groups of places, by their starts in the text, the first start first. Not `is_open`: no
-    further group may begin, since a joint is complete or must come at once."""
+    further group may begin, since a joint is complete or must come at once. `run`: None until it is asked for."""
 
-    __slots__ = ("groups", "is_open", "moves")
+    __slots__ = ("groups", "is_open", "moves", "run")
 
     def __init__(self, groups: tuple[Places, ...], is_open: bool) -> None:
         self.groups = groups
         self.is_open = is_open
         self.moves: dict[str, Move] = {}
+        self.run: Run | None = None
 
 
 class Automaton:
@@ -225,7 +249,8 @@ class Automaton:
         self._patterns = [_pattern(joint) for joint in joints]
         self.takes_space = takes_space
         self._alphabet = {atom for atoms in self._atoms for atom in atoms if len(atom) == 1 and atom != _SPACE}
-        if any("{" in joint for joint in joints):
+        self.has_values = any("{" in joint for joint in joints)
+        if self.has_values:
             self._alphabet.update(_NO_NAME.strip(), "0123456789")
         self._begin: Places = frozenset(
             place for joint, atoms in enumerate(self._atoms) if atoms for place in self._closure(joint, 0)
@@ -235,10 +260,6 @@ class Automaton:
         self._nodes: dict[tuple[tuple[Places, ...], bool], Node] = {}
         self.root = self._node((), True)
         self.begun = self._node((self._begin,), False)
-
-    def is_apart_from(self, text: str) -> bool:
-        """Return whether no joint begins in a text, and none takes white space at its end."""
-        return self.first.search(text) is None and not (self.takes_space and text[-1:].isspace())
 
     def values(self, joint: int, text: str) -> dict[str, str]:
         """Return the texts in place of {ID} and its like in the text of a joint."""
@@ -257,6 +278,26 @@ class Automaton:
         if move is None:
             move = node.moves[character] = self._new_move(node, character)
         return move
+
+    def run(self, node: Node) -> Run:
+        """Return the run of a state."""
+        if node.run is None:
+            characters: list[str] = []
+            nodes: list[Node] = []
+            last = node
+            while (character := self._only_character(last)) and (move := self.move(last, character)).is_same:
+                last = move.node
+                characters.append(character)
+                nodes.append(last)
+            node.run = Run("".join(characters), tuple(nodes))
+        return node.run
+
+    def _only_character(self, node: Node) -> str:
+        """Return the character with which all joints of a state go on; "" if there is none."""
+        atoms = {self._atoms[joint][place] for group in node.groups for joint, place in group}
+        if len(atoms) != 1 or not atoms <= self._alphabet:
+            return ""
+        return atoms.pop()
 
     def without_first(self, node: Node) -> Node:
         """Return the state without the group that began first, which has become too long."""
@@ -307,6 +348,7 @@ class Automaton:
                 kept = {((), True): self.root, ((self._begin,), False): self.begun}
                 for node in self._nodes.values():
                     node.moves.clear()
+                    node.run = None
                 self._nodes = kept
             found = self._nodes[key] = Node(groups, is_open)
         return found

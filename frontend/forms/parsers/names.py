@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -71,10 +72,16 @@ def new_parsers(form: AnswerForm, schemas: Schemas, *, is_inside_thought: bool) 
         parsers.append(AnswerMachine(thoughts, {}, is_inside_thought=is_inside_thought))
     if form.reader == "llama":
         return [*parsers, LlamaParser()]
-    if any(not any(map(str.isalnum, call.start)) for call in form.calls):
+    if not all(map(_has_word, (call.start for call in form.calls))):
         spaces = Spaces(calls=form.spaces.calls)  # the parser of thoughts drops the others
         calls = msgspec.structs.replace(form, thought=None, content_open="", spaces=spaces)
         return [*parsers, WholeCalls(AnswerMachine(calls, schemas))]
     if form.calls:
         return [AnswerMachine(form, schemas, is_inside_thought=is_inside_thought)]
     return parsers
+
+
+@lru_cache(maxsize=256)
+def _has_word(start: str) -> bool:
+    """Return whether the start of a call has more than signs, which any text may hold."""
+    return any(map(str.isalnum, start))

@@ -83,8 +83,12 @@ class EdgeFilter:
         self._tail = ""  # the white space that the form has behind the open text
 
     def read(self, parts: list[Part]) -> list[Part]:
-        if len(parts) == 1 and type(parts[0]) is Arguments:  # they stand in a call, behind the end of any text
-            return parts
+        if len(parts) == 1:
+            kind = type(parts[0])
+            if kind is Arguments:  # they stand in a call, behind the end of any text
+                return parts
+            if kind is self._plain_kind and not (self._held or self._tail):
+                return parts
         read: list[Part] = []
         for part in parts:
             if type(part) is self._plain_kind and not (self._held or (self._tail and part.text[-1:].isspace())):
