@@ -8,10 +8,11 @@ from typing import NamedTuple
 from .....ipc.errors import RequestError
 from .....ipc.params.json_schema import subschemas
 from ..schemas.alternatives import Alternatives
+from ..schemas.key_pattern import KeyPatterns
+from ..schemas.object_keys import named_values, other_keys
 from ..schemas.schema import Schema
 from .lark_rules import LarkRules, quoted
-from .notation import OTHER_NAME
-from .text_terminal import conditions
+from .notation import other_name
 
 MAX_ALTERNATIVES = 1024  # of a schema that becomes rules of its own
 _UNSERVED = (  # keywords that limit values, where json_schema.py could not replace them
@@ -26,11 +27,11 @@ _UNSERVED = (  # keywords that limit values, where json_schema.py could not repl
 
 
 class Pair(NamedTuple):
-    """An argument: an expression for its key, its name for joints that repeat it, the schema of its value."""
+    """An argument: its name, and expressions for its key with the schemas of their values. Without a name it is any of
+    the arguments that a schema does not name, and may be repeated."""
 
-    key: str
     name: str
-    schema: object
+    choices: list[tuple[str, object]]
     is_required: bool
 
 
@@ -72,19 +73,15 @@ def joined_alternatives(alternatives: Alternatives, schema: object) -> list[Sche
 
 
 def pairs_of(schema: Schema, rules: LarkRules) -> Iterator[Pair]:
-    """Yield the arguments that a flat schema names, in its order, and then others, which may be repeated."""
-    others = schema.get("additionalProperties", True)
+    """Yield the arguments that a flat schema names, in its order, and then all others, if there are any."""
     required = dict.fromkeys(schema.get("required", ()))
-    properties: Schema = schema.get("properties", {})
-    properties = properties | {name: others for name in required if name not in properties}
-    for name, part in properties.items():
-        yield Pair(quoted(name), name, part, name in required)
-    taken = " | ".join(map(quoted, properties))
-    free = f"{OTHER_NAME} & ~({taken})" if taken else OTHER_NAME
-    for pattern, part in schema.get("patternProperties", {}).items():
-        yield Pair(rules.terminal(" & ".join([free, *conditions({"pattern": pattern})])), "", part, False)
-    if others is not False:
-        yield Pair(rules.terminal(free), "", others, False)
+    values = named_values(schema, KeyPatterns())
+    for name, part in values.items():
+        yield Pair(name, [(quoted(name), part)], name in required)
+    allowed = (keys for keys in other_keys(schema) if keys.schema is not False)
+    others = [(rules.terminal(other_name(values, keys)), keys.schema) for keys in allowed]
+    if others:
+        yield Pair("", others, False)
 
 
 def any_of(options: Iterable[str | None]) -> str | None:

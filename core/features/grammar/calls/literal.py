@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .....ipc.params.call_form import CallForm
 from ..schemas.schema import Schema
-from .arguments import any_of, flat_objects, pairs_of
+from .arguments import Pair, any_of, flat_objects, pairs_of
 from .counted_pairs import counted_list, counts_of
 from .lark_rules import LarkRules
 from .notation import literal_notation
@@ -24,15 +24,19 @@ class LiteralArguments(NotedSchema):
 
     def _pairs(self, schema: Schema) -> str | None:
         named: list[tuple[str, bool]] = []
-        others: list[str] = []
+        others = ""
         for pair in pairs_of(schema, self._rules_of_call):
-            value = self.rule_of(pair.schema)
-            if value is None and pair.is_required:
+            own = self._pair(pair)
+            if own is None and pair.is_required:
                 return None
-            if value is not None:
-                own = self._rule(f"{pair.key} {self._assign} {value}")
-                if pair.name:
-                    named.append((own, pair.is_required))
-                else:
-                    others.append(own)
-        return counted_list(named, any_of(others) or "", counts_of(schema), self._comma, self._rule)
+            if own is not None and pair.name:
+                named.append((own, pair.is_required))
+            elif own is not None:
+                others = own
+        return counted_list(named, others, counts_of(schema), self._comma, self._rule)
+
+    def _pair(self, pair: Pair) -> str | None:
+        """Return an expression for an argument; None if no value conforms."""
+        values = ((key, self.rule_of(schema)) for key, schema in pair.choices)
+        ways = (self._rule(f"{key} {self._assign} {value}") for key, value in values if value is not None)
+        return any_of(ways)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .....ipc.params.call_form import CallForm, Spelling
+from ..schemas.object_keys import OtherKeys
 from ..schemas.schema import Schema
 from .lark_rules import LarkRules, first_held, quoted, without
 from .text_terminal import conditions
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-OTHER_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"  # of keys that no schema names
+_OTHER_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"  # of keys that no schema names
 _JSON_WORDS, _PYTHON_WORDS = ("null", "false", "true"), ("None", "False", "True")
 # behind a backslash: a sign with which it is an escape to readers, so that others stand for themselves
 _ESCAPING = r"""uUxN0-7\\'"\/abfnrtv\x00-\x1f\x7f"""
@@ -69,10 +70,9 @@ class Notation:
         """Return an expression for a key of an object in a value."""
         return quoted(name) if self.bare_keys and _NAME.fullmatch(name) else self._exact(name)
 
-    def other_key(self, taken: Iterable[str], schema: Schema | None = None) -> str:
-        """Return an expression for any key that conforms to a string schema and is none of `taken`."""
-        others = " | ".join(map(quoted, taken))
-        body = " & ".join([OTHER_NAME, *conditions(schema or {}), *([f"~({others})"] if others else [])])
+    def other_key(self, taken: Iterable[str], keys: OtherKeys) -> str:
+        """Return an expression for any of `keys` but those that are `taken`."""
+        body = other_name(taken, keys)
         if self.bare_keys:
             return self.rules.terminal(body)
         return _any_of(self._between(quote, body) for quote in self.quotes)
@@ -115,6 +115,12 @@ class Notation:
             return f"{self.rules.exact(quote)} {closed} {self.rules.exact(rest)}".rstrip()
         mark = quoted(quote)
         return self.rules.terminal(f"{mark} ({body}) {mark}")
+
+
+def other_name(taken: Iterable[str], keys: OtherKeys) -> str:
+    """Return a terminal for any of `keys` but those that are `taken`, as it stands without quotes."""
+    others = " | ".join(map(quoted, taken))
+    return " & ".join([_OTHER_NAME, *keys.conditions(), *([f"~({others})"] if others else [])])
 
 
 def json_notation(rules: LarkRules, forbidden: tuple[str, ...] = ()) -> Notation:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from .....ipc.errors import RequestError
 from ..schemas.alternatives import Alternatives
 from ..schemas.exact_numbers import FINITE_NUMBER, narrowed
 from ..schemas.finite_schema import FiniteSchema
+from ..schemas.object_keys import OtherKeys
 from ..schemas.schema import KEYWORDS, KEYWORDS_BY_TYPE, TYPES, UNIONS, VALUES, Schema, listed, listed_values
 from .arguments import MAX_ALTERNATIVES, joined_alternatives
 from .counted_pairs import Counts, counted_list, counts_of
@@ -139,8 +141,5 @@ class NotedSchema(FiniteSchema):
     def _key(self, name: str) -> str:
         return self._notation.key(name)
 
-    def _other_keys(self, own: Schema, taken: list[str]) -> list[tuple[str, object]]:
-        keys = [(self._notation.other_key(taken), own.get("additionalProperties", True))]
-        for pattern, part in own.get("patternProperties", {}).items():
-            keys.append((self._notation.other_key(taken, {"pattern": pattern}), part))
-        return keys
+    def _other_key(self, taken: Iterable[str], keys: OtherKeys) -> str:
+        return self._notation.other_key(taken, keys)

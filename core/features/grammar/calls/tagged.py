@@ -103,8 +103,10 @@ class TaggedArguments:
                 "calls: use letters, digits and underscores"
             )
         for closing, rest in self._closings(pair, following or "", may_end=may_end).items():
-            for mid, value in self._values(pair, closing):
-                ways.append(f"{pair.key} {self._expanded(mid)} {value} ({' | '.join(rest)})")
+            behind = " | ".join(rest)
+            for key, schema in pair.choices:
+                for mid, value in self._values(schema, closing):
+                    ways.append(f"{key} {self._expanded(mid)} {value} ({behind})")
         if not ways and pair.is_required:
             return None
         if not ways:
@@ -123,9 +125,9 @@ class TaggedArguments:
             found.setdefault(closing, []).append(f"{self._expanded(rest)} {goal}".strip() or '""')
         return found
 
-    def _values(self, pair: Pair, closing: Closing) -> Iterator[tuple[str, str]]:
+    def _values(self, schema: object, closing: Closing) -> Iterator[tuple[str, str]]:
         """Yield the joint before a value and an expression for the value with its closing, for each way to write it."""
-        texts, constants, others = self._ways_to_write(pair.schema)
+        texts, constants, others = self._ways_to_write(schema)
         mids = self._form.mid_by_type
         if not mids:
             ways = self._written(texts, constants, others, closing)
@@ -137,9 +139,9 @@ class TaggedArguments:
             yield mids.get("string", self._form.mid), f"({' | '.join(ways)})"
         words = [each for each in constants if not isinstance(each, str)]
         others = others + ([{"enum": words}] if words else [])
-        for schema in others:
-            for name in _types_of(schema):
-                rule = self._schema.of_type(_of_type(schema, name))
+        for other in others:
+            for name in _types_of(other):
+                rule = self._schema.of_type(_of_type(other, name))
                 if rule is not None:
                     mid = mids.get("number" if name == "integer" else name, mids.get("other", self._form.mid))
                     yield mid, f"{rule} {self._closing(closing)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .exact_numbers import BOUNDS, EXACT, FINITE_NUMBER
 from .inexact_paths import REST
 from .lark_schema import LarkSchema
+from .object_keys import OtherKeys
 from .schema import ANNOTATIONS, KEYWORDS, Schema, listed
 
 
@@ -41,7 +42,7 @@ class FiniteSchema(LarkSchema):
 
     def _containers(self, name: str) -> list[str]:
         """Return expressions for lists and for objects of values of the rule `name`."""
-        key, _ = self._other_keys({}, [])[0]
+        key = self._other_key((), OtherKeys(True))
         pair = f"{key} {self._colon} {name}"
         return [f'"[" ({name} ({self._comma} {name})*)? "]"', f'"{{" ({pair} ({self._comma} {pair})*)? "}}"']
 

@@ -2,8 +2,8 @@
 
 The library reads a schema's numbers as float64, but a Lark grammar may contain both regular expressions and schemas. So
 the path from the root to each such number (objects, arrays, unions, references) becomes rules, the number becomes an
-expression over its digits, and everything else stays a schema. If the path contains other keywords (patternProperties,
-minProperties, multipleOf), the schema stays, too: bounds are moved inwards, and a `const` or `enum` is refused.
+expression over its digits, and everything else stays a schema. If the path contains other keywords (minProperties,
+multipleOf), the schema stays, too: bounds are moved inwards, and a `const` or `enum` is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from .....ipc.params.json_schema import at_pointer, subschemas
 from .alternatives import Alternatives
 from .exact_numbers import BOUNDS, decimal_bounds, digits_expression, inexact_number, integer_bounds, narrowed
 from .inexact_paths import paths_to_inexact, without_inexact
+from .key_pattern import KeyPatterns
+from .object_keys import OtherKeys, named_values, other_keys
 from .schema import (
     DEFINITIONS,
     KEYWORDS,
@@ -36,6 +38,8 @@ MAX_OPEN = 50  # nested targets of references that are written at once
 # a JSON string, with the escapes that the library writes: those of control characters
 _TEXT = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00([01][0-9a-fA-F]|7[fF]))*"/'
 
+_PLAIN = r'/[^"\\\x00-\x1f\x7f]*/'  # the inside of one without escapes
+
 
 class Members(NamedTuple):
     """Rules for the pairs of an object: for each that has a name, with whether it is required, and for others."""
@@ -49,7 +53,7 @@ class LarkSchema:
     numbers that the library would round."""
 
     _has_finite_numbers = False  # numbers without bounds become rules, too
-    _kept_whole = frozenset(("patternProperties", "minProperties", "maxProperties"))  # no rules of objects have these
+    _kept_whole = frozenset(("minProperties", "maxProperties"))  # no rules of objects have these
 
     def __init__(
         self, root: Schema, options: Mapping[str, object], rules: dict[str, str] | None = None, prefix: str = ""
@@ -69,6 +73,7 @@ class LarkSchema:
         self._made: list[Schema] = []  # schemas that the root does not hold: another must not get their ids
         self._targets: list[str] = []  # definitions of references
         self._waiting: list[object] = []  # targets without a rule
+        self._key_patterns = KeyPatterns()
         self._num_open = 0  # targets that lead to the one that is being written
 
     @property
@@ -199,8 +204,8 @@ class LarkSchema:
         if number is not None:
             raise RequestError(
                 f"structured_outputs.json{self._budget.place}: {str(number)[:40]} cannot be kept exact beside or below "
-                "patternProperties, minProperties, maxProperties or multipleOf, nor in a schema of many alternatives: "
-                'write it without these, or make it a text, {"type": "string"}'
+                "minProperties, maxProperties or multipleOf, nor in a schema of many alternatives: write it without "
+                'these, or make it a text, {"type": "string"}'
             )
         return narrowed(schema)
 
@@ -285,7 +290,9 @@ class LarkSchema:
         members = self._members(own)
         if members is None:
             return None
-        items = [*members.named, *((self._rule(f"{pair} ({self._comma} {pair})*"), False) for pair in members.others)]
+        items = members.named
+        if (pair := self._any(members.others)) is not None:
+            items = [*items, (self._rule(f"{pair} ({self._comma} {pair})*"), False)]
         if not items:
             return self._rule('"{" "}"')
         may_be_empty = "" if any(is_required for _, is_required in items) else "?"
@@ -293,20 +300,25 @@ class LarkSchema:
 
     def _members(self, own: Schema) -> Members | None:
         """Return the pairs of an object's schema; None if a required one has no values."""
-        others, required = own.get("additionalProperties", True), dict.fromkeys(own.get("required", ()))
+        required = dict.fromkeys(own.get("required", ()))
         members = Members([], [])
-        schemas = own.get("properties", {})
-        schemas = schemas | {name: others for name in required if name not in schemas}
+        schemas = named_values(own, self._key_patterns)
         for name, part in schemas.items():
-            value = self._value(part)
+            value = self._value(self._kept(part))
             if value is not None:
                 members.named.append((self._rule(f"{self._key(name)} {self._colon} {value}"), name in required))
             elif name in required:
                 return None
-        for key, part in self._other_keys(own, list(schemas)):
-            if (value := self._value(part)) is not None:
-                members.others.append(self._rule(f"{key} {self._colon} {value}"))
+        for keys in other_keys(own):
+            if (value := self._value(keys.schema)) is not None:
+                members.others.append(self._rule(f"{self._other_key(schemas, keys)} {self._colon} {value}"))
         return members
+
+    def _kept(self, part: object) -> object:
+        """Return the schema of a named value. If several were joined to it, it is translated as one on the paths."""
+        if isinstance(part, dict) and part.keys() == {"allOf"}:
+            self._keep(part)
+        return part
 
     def _array(self, own: Schema) -> str | None:
         first, others = own.get("prefixItems", []), own.get("items", True)
@@ -353,12 +365,15 @@ class LarkSchema:
         """Return an expression for a key."""
         return _literal(name)
 
-    def _other_keys(self, own: Schema, taken: list[str]) -> list[tuple[str, object]]:
-        """Return expressions for the keys that an object's schema allows but does not name, with the schemas of their
-        values."""
+    def _other_key(self, taken: Iterable[str], keys: OtherKeys) -> str:
+        """Return an expression for any of `keys` but those that are `taken`. Beside patterns a key has no escapes: the
+        patterns are about the text itself."""
+        conditions = list(keys.conditions())
         others = " | ".join(map(_literal, taken))
-        key = self._rule(f"{_TEXT} & ~({others})" if others else _TEXT, "K")
-        return [(key, own.get("additionalProperties", True))]
+        terminal = _TEXT
+        if conditions:
+            terminal = f'"\\"" ({" & ".join([_PLAIN, *conditions])}) "\\""'
+        return self._rule(f"{terminal} & ~({others})" if others else terminal, "K")
 
 
 def _literal(name: str) -> str:

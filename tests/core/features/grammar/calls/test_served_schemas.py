@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tokenloom.core.features.grammar.calls.pattern_branches import found_anywhere
 from tokenloom.core.features.grammar.compiler import Matcher
+from tokenloom.core.features.grammar.schemas.pattern_branches import found_anywhere
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.params.calls_constraint import CallsConstraint
 from tokenloom.tests.core.features.grammar.calls.test_call_rules import FORMS, literal, tagged

@@ -40,8 +40,7 @@ def test_open_numbers_are_finite(name: str, kind: GrammarKind) -> None:
         ids = [each for letter in letters for each in TOKENIZER.encode(letter, add_special_tokens=False).ids]
         return matcher.inner.try_consume_tokens(ids) == len(ids) and matcher.inner.is_accepting()
 
-    assert all(map(takes, ("0", "-1.5", "123456789")))
-    assert takes("-2.5e-17") == takes("1e99") == (name != "beside patterns")
+    assert all(map(takes, ("0", "-1.5", "123456789", "-2.5e-17", "1e99")))
     assert not any(map(takes, ("1e400", "1E+309", "-2e999")))
 
 

@@ -98,7 +98,6 @@ def test_an_exclusive_bound_is_exclusive_beside_other_types(types: object) -> No
 @pytest.mark.parametrize(
     "around",
     [
-        {"type": "object", "patternProperties": {"^id": "HERE"}},
         {"type": "object", "properties": {"id": "HERE", "x": True}, "required": ["id"], "minProperties": 1},
         {"type": "object", "properties": {"id": {"type": "integer", "multipleOf": 1, "allOf": ["HERE"]}}},
         {"$id": "https://example.com/a", "properties": {"id": {"$id": "b", "anyOf": ["HERE"]}}, "type": "object"},
