@@ -17,7 +17,7 @@ import pytest
 from tokenloom.frontend.forms.anthropic import request_body
 from tokenloom.frontend.forms.openai import response_body, schema
 from tokenloom.frontend.forms.openai.params import _SCHEMA
-from tokenloom.frontend.forms.parsers.joints import compile_joints
+from tokenloom.frontend.forms.parsers.joint_automaton import compile_joints
 from tokenloom.frontend.forms.parsers.json_calls import CallShape, compile_head
 from tokenloom.frontend.forms.parsers.literal_values import EXACT, LOOSE, ending_before
 from tokenloom.frontend.forms.parsers.literals import BEHIND_ARGUMENT
@@ -116,12 +116,12 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/answer_forms/joint_plan.py _VALUE": FORM_OF_ANSWERS,
     "frontend/forms/parsers/call_machine.py _NAME": MODEL,
     "frontend/forms/parsers/call_machine.py _PLACE": FORM_OF_ANSWERS,
-    "frontend/forms/parsers/joints.py _ATOM": FORM_OF_ANSWERS,
-    "frontend/forms/parsers/joints.py _LEADING": FORM_OF_ANSWERS,
-    "frontend/forms/parsers/joints.py __init__#1": Read(
+    "frontend/forms/parsers/joint_automaton.py _ATOM": FORM_OF_ANSWERS,
+    "frontend/forms/parsers/joint_automaton.py _LEADING": FORM_OF_ANSWERS,
+    "frontend/forms/parsers/joint_automaton.py __init__#1": Read(
         "an answer", method="search", patterns=(compile_joints(("<a b>", "[c]", "{ID}")).first,)
     ),
-    "frontend/forms/parsers/joints.py _pattern#1": Ours("a joint's text, which is short"),
+    "frontend/forms/parsers/joint_automaton.py _pattern#1": Ours("a joint's text, which is short"),
     "frontend/forms/parsers/json_calls.py compile_head#1": Read(
         "an answer", (ESCAPED,), "match", (compile_head(CallShape((), ())),)
     ),

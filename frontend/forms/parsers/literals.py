@@ -15,7 +15,8 @@ import msgspec
 
 from ....ipc.params.call_form import markers_of
 from ..answer_forms.form import CallForm
-from .joints import JointFinder, compile_joints
+from .joint_automaton import compile_joints
+from .joints import JointFinder
 from .literal_values import EXACT, LOOSE, LiteralReader, ending_before
 from .parts import is_object
 
