@@ -17,7 +17,7 @@ from .argument_types import ArgumentTypes
 from .joints import Found, JointFinder, JointTable
 from .json_calls import CallReader
 from .literals import LiteralScanner, read_arguments
-from .parts import Arguments, CallBegin, CallEnd, Part, content, new_call_id
+from .parts import Arguments, CallBegin, CallEnd, Part, UnreadCall, content, new_call_id
 from .tagged_arguments import TaggedArguments, ending_joints
 
 MAX_NAME = 256  # most characters of a call's name, and of white space around it
@@ -57,7 +57,8 @@ class CallMachine:
         self._name = ""
         self._num_calls = 0
         self._now: Forms = ()  # forms that the call may be in
-        self._end: CallEnd | None = None  # of a call that may be content, held until the text behind it is read
+        # the end of a call that may be content, or a call that is, held until the text behind it is read
+        self._end: CallEnd | UnreadCall | None = None
         self.read: Reading = self._read_head
         self.forms: Forms = ()
         self.has_begun = self.is_behind = self.is_over = self.is_closed = False
@@ -68,7 +69,6 @@ class CallMachine:
         """Begin behind the `start` of calls of `forms`. `values`: the texts in it in place of {ID} and its like."""
         self.has_begun = self.is_behind = self.is_over = self.is_closed = False
         self.failed = ""
-        self.is_unread = False
         self._next(forms, start, values)
 
     def unfinished(self) -> tuple[list[Part], str]:
@@ -84,6 +84,7 @@ class CallMachine:
         return [], "".join([*self._raw, *self._text])
 
     def _next(self, forms: Forms, start: str, values: dict[str, str]) -> None:
+        self.is_unread = False
         self._now = forms
         self._raw = [start]
         self._values = values
@@ -161,6 +162,8 @@ class CallMachine:
         self._end = None
         if end is None:
             return []
+        if isinstance(end, UnreadCall):
+            return [UnreadCall(end.text + more)]
         return [CallEnd(end.raw + more)]
 
     def _read_name(self, text: str, is_last: bool) -> tuple[list[Part], str]:
@@ -242,9 +245,14 @@ class CallMachine:
         written = "".join(self._text)
         written = written[: len(written) - len(rest)]
         arguments = read_arguments(written[:-1], form)
-        if arguments is None or written[-1] != form.close.strip()[:1]:
+        is_closed = written[-1] == form.close.strip()[:1]
+        if arguments is None or not is_closed:
             self.is_unread = self._name in self._schemas
-            return self._fail(written), rest
+            if not (is_closed and self.is_unread):
+                return self._fail(written), rest
+            self._end = UnreadCall("".join([*self._raw, written]))  # other calls may follow
+            self._go_behind()
+            return [], rest
         begin = self._begin_call()
         return [begin, Arguments(arguments), *self._complete("".join([*self._raw, written]))], rest
 

@@ -74,7 +74,11 @@ class LiteralReader:
         key = self._key()
         if key in read or not self._takes(assign):
             raise ValueError(key)
-        read[key] = self._value()
+        read[key] = "" if self._is_left_out() else self._value()
+
+    def _is_left_out(self) -> bool:
+        """Return whether no value stands here. Where marks stand around texts, that is a text of nothing."""
+        return bool(self._quote) and self._peek() in ("", ",", "}")
 
     def _key(self) -> str:
         text = self._string()

@@ -188,6 +188,8 @@ class AnswerMachine:
         parts, rest = self._call.read(text, is_last)
         if self._outer == "thought" and self._call.has_begun:
             self._outer = "outside"
+        elif self._outer == "thought":
+            parts = [Thought(part.text) if isinstance(part, UnreadCall) else part for part in parts]
         if not self._call.is_over:
             return parts, rest
         if self._call.failed:
@@ -199,7 +201,7 @@ class AnswerMachine:
             if self._call.is_unread and self._outer != "thought":
                 said = [UnreadCall(self._call.failed)]
             parts += said
-        else:
+        elif self._outer != "thought":
             self._outer = _BEHIND_CALLS[self._call.is_closed]
         if is_last and not rest:
             self._state = self._outer

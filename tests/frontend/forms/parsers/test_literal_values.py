@@ -14,7 +14,7 @@ from tokenloom.frontend.forms.answer_forms.form import AnswerForm, CallForm
 from tokenloom.frontend.forms.answer_forms.named import FORMS
 from tokenloom.frontend.forms.parsers.literals import LiteralScanner, read_arguments
 from tokenloom.frontend.forms.parsers.machine import AnswerMachine
-from tokenloom.frontend.forms.parsers.parts import UnreadCall
+from tokenloom.frontend.forms.parsers.parts import UnreadCall, whole_calls
 from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, parse, parts_of
 
 (PYTHON, *_) = FORMS["pythonic"].calls
@@ -89,13 +89,33 @@ def test_a_form_with_marks_around_texts_reads_quotes_too() -> None:
 
 @pytest.mark.parametrize(
     ("text", "unread"),
-    [("[f(a=x), f(a=1)]", ["[f(a=x)"]), ("[f(), f('x')]", ["[f(), f('x')"]), ("[g(a=x)]", []), ("so [f(x)]", [])],
+    [("[f(a=x), f(a=1)]", ["[f(a=x)"]), ("[f(), f('x')]", ["[f(), f('x')]"]), ("[g(a=x)]", []), ("so [f(x)]", [])],
 )
 def test_a_call_that_is_not_read_is_content_and_known_as_such(text: str, unread: list[str]) -> None:
     for pieces in ([text], list(text)):
         parts = parts_of(call_parser("pythonic", {"f": {}}), pieces)
         assert [part.text for part in parts if isinstance(part, UnreadCall)] == unread
         assert parse(call_parser("pythonic", {"f": {}}), pieces) == ("", text, [])
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("wrong", ["f(a=b'z')", "f(a=1e999)", "f(x y)"])
+def test_calls_beside_one_that_is_not_read_are_calls(wrong: str, place: int) -> None:
+    calls = ["f(a=1)", "f(a=2)"]
+    calls.insert(place, wrong)
+    text = "I look.\n<function_calls>\n" + "\n".join(calls) + "\n</function_calls>"
+    for pieces in ([text], list(text)):
+        parts = parts_of(call_parser("olmo3", {"f": {}}), pieces)
+        (unread,) = (part.text for part in parts if isinstance(part, UnreadCall))
+        assert wrong in unread
+        said, read = whole_calls(parts)
+        assert said == f"I look.\n{unread}" and [use.arguments for use in read] == ['{"a": 1}', '{"a": 2}']
+
+
+def test_a_value_that_is_left_out_is_an_empty_text_where_texts_have_marks() -> None:
+    assert read_arguments("a:,b:7", MARKED) == '{"a": "", "b": 7}'
+    assert read_arguments("a:{b:},c:", MARKED) == '{"a": {"b": ""}, "c": ""}'
+    assert read_arguments("a=, b=7", PYTHON) is None
 
 
 RAW = CallForm(
