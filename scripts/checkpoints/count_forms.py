@@ -176,7 +176,10 @@ def main() -> int:
         print(line_of(path.stem, choice, cpu_ms[-1], rendered.num_renders))
         if choice.origin in ("learned", "tried"):
             try:
-                proved.append(Proved(path.stem, choice, Renderings(rendered.render), rendered.render))
+                shown = Renderings(rendered.render)
+                if choice.form.thought is not None:
+                    shown.know_thought(*choice.form.thought)
+                proved.append(Proved(path.stem, choice, shown, rendered.render))
             except HostileTemplate as error:
                 print(error)
     cpu_ms.sort()

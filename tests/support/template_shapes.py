@@ -57,6 +57,9 @@ SHAPES: dict[str, Shape] = {
     "object/signatures": Shape(
         "object", "<tool_call>", shows_content=False, history=TurnShape(keeps_text_arguments=True, keeps_text=False)
     ),
+    "object/thought_before_calls": Shape(
+        "object", "<|act|>[", ("<|plan|>", "<|plan_end|>"), history=SPLIT, shows_content=False
+    ),
     "json/place_in_name": Shape("json", SECTION, ids="place", history=EITHER),
     "json/place_and_thoughts": Shape("json", SECTION, THINK, "place", history=EITHER),
     "json/marker_each": Shape("json", "[TOOL_CALLS]", ("[THINK]", "[/THINK]"), history=EITHER_BUT_NULL),

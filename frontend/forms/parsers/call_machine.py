@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from ....ipc.codec import JsonObject
-from ....ipc.params.call_form import markers_of
 from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint
 from .argument_types import ArgumentTypes
@@ -328,19 +327,9 @@ class CallMachine:
         """Go on behind the joint that follows a call. Return the call's end, if it is still held. `before`: the text
         between the two."""
         if joint.goal == "head":
-            closing, opening = self._parted(found.text)
+            closing, opening = self._table.parted(self.forms, found.text)
             self._next(joint.forms, opening, found.values)
             return self._held_end(before + closing)
         self.is_over = True
         self.is_closed = joint.is_last
         return self._held_end(before + found.text)
-
-    def _parted(self, between: str) -> tuple[str, str]:
-        """Split the text between two calls into what closes the first and what opens the second: each call's raw text
-        has its own."""
-        for number in self.forms:
-            closing = markers_of(self._form.calls[number].end)[-1:]
-            if closing and closing[0] in between:
-                opening = between.partition(closing[0])[2].lstrip()
-                return between[: len(between) - len(opening)], opening
-        return "", between

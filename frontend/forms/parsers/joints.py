@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ....ipc.params.call_form import markers_of
 from ..answer_forms.form import AnswerForm
 from ..answer_forms.joint_plan import Forms, Joint, JointPlan
 from .joint_automaton import Automaton, compile_joints
@@ -230,6 +231,16 @@ class JointTable:
             automaton = compile_joints(tuple(joint.text for joint in joints), frozenset(spaced))
             found = self._states[name, forms] = (joints, automaton)
         return found
+
+    def parted(self, forms: Forms, between: str) -> tuple[str, str]:
+        """Split the text between two calls, of which the first is of `forms`, into what closes the first and what opens
+        the second: each call's raw text has its own."""
+        for number in forms:
+            closing = markers_of(self._calls[number].end)[-1:]
+            if closing and closing[0] in between:
+                opening = between.partition(closing[0])[2].lstrip()
+                return between[: len(between) - len(opening)], opening
+        return "", between
 
 
 def joint_table(form: AnswerForm) -> JointTable:

@@ -92,6 +92,8 @@ class _Chooser:
         self._reasoning_parser = reasoning_parser
         self._given = given
         self._thoughts = self._find_thoughts()
+        if self._thoughts.texts is not None:
+            shown.know_thought(*self._thoughts.texts)
         self._why = "the template shows no calls"
 
     def choice(self) -> Choice:

@@ -13,7 +13,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import ChatMessage
 
-VERSION = 9  # of probes, learning and history: choices of another version are made again
+VERSION = 10  # of probes, learning and history: choices of another version are made again
 USER = "Zquser"
 CONTENT = "Zqcontent"
 THOUGHT = "Zqthought"

@@ -52,6 +52,7 @@ class Renderings:
         self.turn_end = ""  # the end of a plain turn, behind the content
         self._behind_turn = ""  # a prompt's begin, where the template ignores add_generation_prompt
         self._calls_end = ""  # end of a turn with calls, where content stands behind the calls
+        self._thought = ""  # expression for an empty thought at the begin of a turn
         self._find_header()
         self.has_named_ids = not self.shows(_CALL.name, ProbeAnswer(calls=(_CALL,)))
 
@@ -82,7 +83,7 @@ class Renderings:
         else:
             text = text[: len(text) - len(common_suffix(text, self.turn_end))]
         if end and begin and is_one_turn:
-            return re.sub(rf"(?<!{THOUGHT}){re.escape(end)}\s*{re.escape(begin)}\s*", "", text)
+            return re.sub(rf"(?<!{THOUGHT}){re.escape(end)}\s*{re.escape(begin)}\s*{self._thought}", "", text)
         return text
 
     def shows(self, sentinel: str, answer: ProbeAnswer, variables: JsonObject = NO_VARIABLES) -> bool:
@@ -112,6 +113,11 @@ class Renderings:
     def shorten_header(self, marker: str) -> None:
         """Take `marker` from the end of the header: it begins the answer."""
         self.header = self.header[: self.header.rindex(marker)]
+
+    def know_thought(self, opening: str, closing: str) -> None:
+        """Set the texts around thoughts: where the template makes two turns of an answer, an empty thought may begin
+        the second one, and a model that writes both as one turn writes none there."""
+        self._thought = rf"(?:{re.escape(opening)}\s*{re.escape(closing)}\s*)?"
 
     def _find_header(self) -> None:
         before, _, after = self.answer(ProbeAnswer(content=CONTENT)).rpartition(CONTENT)

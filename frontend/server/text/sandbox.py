@@ -9,7 +9,7 @@ a list visits MAX_LIST items at most, as one over `range` does. Knows nothing of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -144,11 +144,19 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
+def _listed(value: object) -> list[object]:
+    """Return what a filter yields as a list; TypeError for other values, which JSON does not have."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
 def _with_dialect(environment: ImmutableSandboxedEnvironment) -> ImmutableSandboxedEnvironment:
     """Return the environment with the names of Hugging Face's dialect."""
     names = {"raise_exception": _raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
     environment.globals.update(names)
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
+    # Jinja's own escapes HTML; what map() and its like give is a list
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False, default=_listed)
     return environment
 
 

@@ -34,6 +34,7 @@ OTHERWISE = {  # by reading the templates; the others find each of ANSWERS
     "json/marker_and_id": SPLIT_WITHOUT_THOUGHTS,
     "odd/bare_object": WITHOUT_THOUGHTS,  # behind text an object is text
     "object/indented_ids": "+-+++",  # text beside calls becomes a turn of its own
+    "object/thought_before_calls": "+-+--",  # the prompt holds an empty thought, which turns without calls do not have
     "tagged/invokes": "..+.+",  # each prompt opens a thought, so that no answer is without one
     "literal/quoted_by_marker": "--+--",  # without thoughts the prompt has an empty one, and no turn has it
     "object/list_with_ids": "..-.+",  # the prompt opens a thought; calls are shown without it

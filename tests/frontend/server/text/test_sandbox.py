@@ -137,3 +137,10 @@ def test_a_template_sees_the_time_that_is_given_however_late_it_is_rendered() ->
     noon = datetime(2026, 3, 9, 12).timestamp()
     assert template.render(CHAT, now=noon) == f"{noon:.0f} 09"
     assert template.render(CHAT, ChatForm(variables={"strftime_now": str.upper}), noon) == "%S %D", "the caller's own"
+
+
+def test_what_a_filter_gives_is_written_as_a_list() -> None:
+    template = ChatTemplate("{{ messages | map(attribute='role') | tojson }}", {})
+    assert template.render(CHAT[:1]) == '["user"]'
+    with pytest.raises(RequestError, match="not JSON serializable"):
+        ChatTemplate("{{ messages | map(attribute='no_field') | tojson }}", {}).render(CHAT[:1])
