@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 from ...ipc.messages.media import MediaSpan
 from ..media_spans import event_extra, key_extra
@@ -18,6 +17,7 @@ from ..request import BlockTable, Request
 from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
+from .computed import Computed, find_computed
 from .events import BlockContent, KVEvents
 from .hit_rule import Hit, longest_hit
 from .kv_sizes import KVSizes
@@ -26,15 +26,6 @@ from .slab_pool import SlabPool
 from .slabs import Memory, Slabs, WholePool
 from .state_table import StateTable
 from .tables import FullTable, WindowTable
-
-
-class Computed(NamedTuple):
-    """The longest prefix of a request that the pools have, or outer places that are as near."""
-
-    num_blocks: int  # the boundary at which it continues
-    deepest: int  # the boundary at which the first group alone could
-    blocks: list[list[int]]  # by group: those of the pool that are needed at the boundary; others are in outer places
-    num_unusable: list[int]  # by group: see Hit
 
 
 class KVCacheManager:
@@ -113,13 +104,9 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> Computed:
         """Return the blocks of the request's longest prefix with which all groups can continue."""
-        hit = self.longest_hit(partial(self.key, request), self.num_readable_blocks(request))
-        keys, end = request.block_keys, hit.num_blocks
-        blocks = [
-            [block for key in keys[needed.start : end] if (block := pool.lookup(key)) is not None]
-            for pool, needed in zip(self.pools, self.needed(end), strict=True)
-        ]
-        return Computed(end, hit.deepest, blocks, hit.num_unusable)
+        key = partial(self.key, request)
+        find_outside = None if self.outer is None else self.outer.slots.lookup
+        return find_computed(self.num_readable_blocks(request), self._most_needed, key, self.pools, find_outside)
 
     def longest_hit(self, key: Callable[[int], bytes], num_blocks: int) -> Hit:
         """Return the longest prefix, of at most `num_blocks` blocks, with which all groups can continue. key: returns
@@ -185,7 +172,7 @@ class KVCacheManager:
             for pool, each in zip(self.pools, blocks, strict=True):
                 pool.touch(each)
         else:
-            found = self.outer.take(request, computed.num_blocks, has_rows=has_rows)
+            found = self.outer.take(request, computed, has_rows=has_rows)
             if found is None:
                 return False
             blocks = found

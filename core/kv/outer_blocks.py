@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..request import Request
 from .block_pool import BlockObserver
+from .computed import Computed
 
 POOL = 0  # the place of a block that no outer place has brought: index into PLACES
 
@@ -36,10 +37,9 @@ class OuterBlocks(BlockObserver, Protocol):
         """The blocks that are in the memory of this host."""
         ...
 
-    def take(self, request: Request, end: int, *, has_rows: bool) -> list[list[int]] | None:
-        """Return by group the blocks that a request needs at boundary `end`, in blocks, all referenced, and count them
-        as hits. Each is in its pool or here; the next step loads the latter. None if these are too many for a step that
-        also has running rows (has_rows)."""
+    def take(self, request: Request, computed: Computed, *, has_rows: bool) -> list[list[int]] | None:
+        """Return by group the blocks that a request needs, all referenced, and count them as hits. The next step loads
+        those that no pool has. None if these are too many for a step that also has running rows (has_rows)."""
         ...
 
     def sent(self, group: int, blocks: Sequence[tuple[int, bytes, bool]], salt: str | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ...kv.block_hash import object_name
 from ...kv.block_pool import NULL_BLOCK
+from ...kv.computed import Computed
 from ...kv.manager import KVCacheManager
 from ...kv.outer_blocks import POOL
 from ...request import Request
@@ -53,24 +54,24 @@ class PoolLoads:
         self._windows_first = sorted(range(len(groups)), key=lambda group: groups[group].is_full)
         self.num_loaded = self.loaded_bytes = 0  # blocks, and their bytes
 
-    def take(self, request: Request, end: int, *, has_rows: bool) -> list[list[int]] | None:
-        """Return by group the blocks that a request needs at boundary `end`, all referenced, and count them as hits.
-        Those that no pool has are loaded from their slots in the next step. None if there are too many for one step:
-        then the first ones are copied to the pool, where a later call finds them.
+    def take(self, request: Request, computed: Computed, *, has_rows: bool) -> list[list[int]] | None:
+        """Return by group the blocks that a request needs, all referenced, and count them as hits. Those that no pool
+        has are loaded from their slots in the next step. None if there are too many for one step: then the first ones
+        are copied to the pool, where a later call finds them.
 
         has_rows: other rows run, which limits the loads of a step. The pools have room for all blocks of the
         request."""
-        needed, blocks, gaps = self._kv_cache.needed(end), [list[int]() for _ in self._pools], list[_Gap]()
+        needed = self._kv_cache.needed(computed.num_blocks)
+        blocks = [list[int]() for _ in self._pools]
+        gaps = list[_Gap]()
         for group in self._windows_first:
-            pool, table = self._pools[group], blocks[group]
+            table, slots = blocks[group], computed.places[group]
+            found = iter(computed.blocks[group])
             for i in needed[group]:
-                key = self._kv_cache.key(request, i)
-                block = pool.lookup(key)
-                if block is None:
-                    slot = self._slots.lookup(key, group)
-                    assert slot is not None, "the hit rule has found the block"
-                    gaps.append(_Gap(group, len(table), key, slot))
-                table.append(block or NULL_BLOCK)
+                slot = slots.get(i)
+                if slot is not None:
+                    gaps.append(_Gap(group, len(table), self._kv_cache.key(request, i), slot))
+                table.append(next(found) if slot is None else NULL_BLOCK)
         # All that was found is referenced before a block is allocated: the allocation evicts the content of a free
         # block, which may be one found here, and stores it in a free slot, which may be one found here. The plan takes
         # its own reference to each slot until the step is done, so these end below.

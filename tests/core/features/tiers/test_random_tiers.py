@@ -11,7 +11,7 @@ import pytest
 
 from tokenloom.core.features.tiers.hits import HOST
 from tokenloom.core.features.tiers.options import OffloadOptions
-from tokenloom.core.kv.manager import Computed
+from tokenloom.core.kv.computed import Computed
 from tokenloom.core.kv.outer_blocks import POOL
 from tokenloom.core.request import Request
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
