@@ -176,7 +176,10 @@ class KVCacheManager:
             if found is None:
                 return False
             blocks = found
-        kept = self._kept_boundaries(request, computed)
+        deepest = computed.deepest
+        if self.outer is not None:
+            deepest = max(deepest, self.outer.deepest(request))
+        kept = self._kept_boundaries(request, computed.num_blocks, deepest)
         request.tables = [self._new_table(request, group, kept) for group in range(len(self.groups))]
         for table, each in zip(request.tables, blocks, strict=True):
             table.take(computed.num_blocks, each)
@@ -197,14 +200,14 @@ class KVCacheManager:
             return FullTable(self.pools[group])
         return WindowTable(self.pools[group], window, self.block_size, kept)
 
-    def _kept_boundaries(self, request: Request, computed: Computed) -> Sequence[int]:
+    def _kept_boundaries(self, request: Request, start: int, deepest: int) -> Sequence[int]:
         """Return the boundaries, in blocks, at which other requests are likely to begin: the last of the prompt, that
         of the hit, the one that keys of the first group reached, and some others of the prompt."""
         if self.sizes.are_full:
             return ()
         last = (request.num_prompt_tokens - 1) // self.block_size
         spacing = self.sizes.spacing
-        return sorted({computed.num_blocks, computed.deepest, last, *range(spacing, last, spacing)})
+        return sorted({start, deepest, last, *range(spacing, last, spacing)})
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
         """Let other requests find the first `num_blocks` blocks of this one. If the request has a `cache_root`, only

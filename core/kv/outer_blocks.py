@@ -42,6 +42,11 @@ class OuterBlocks(BlockObserver, Protocol):
         those that no pool has. None if these are too many for a step that also has running rows (has_rows)."""
         ...
 
+    def deepest(self, request: Request) -> int:
+        """Return the boundary at which the first group alone could continue with blocks of places that are farther, as
+        far as it is known."""
+        ...
+
     def sent(self, group: int, blocks: Sequence[tuple[int, bytes, bool]], salt: str | None = None) -> None:
         """Record that blocks are written by a step that was sent or is sent next: (block, key, whether others are
         likely to need it). salt: cache salt of the request that fills them."""

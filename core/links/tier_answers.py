@@ -68,6 +68,7 @@ class TierAnswers:
         self._jobs: dict[int, _Job] = {}
         self._open: dict[tuple[type, int], dict[int, TierToCore]] = {}  # by kind of reply and serial: replies by host
         self._questions: dict[int, FindBlocks] = {}  # by serial
+        self._deepest: dict[int, int] = {}  # by serial of a question that is asked again: what the first answers named
         self._states: dict[int, list[SourceState]] = {}  # by host
 
     def expect(self, order: CoreToTier) -> None:
@@ -142,16 +143,20 @@ class TierAnswers:
         """Yield one answer for all hosts, with the farthest source of each block. If a group needs blocks at the
         smallest boundary that a host with a larger one has not named, ask all hosts again, up to that boundary."""
         end = min(answer.end for answer in answers)
+        deepest = min(max(answer.end, answer.deepest) for answer in answers)
+        deepest = max(deepest, self._deepest.pop(question.serial, 0))
+        found = BlocksFound(serial=question.serial, sources=[], end=end, deepest=deepest if deepest > end else 0)
         if end <= question.least:
-            yield BlocksFound(serial=question.serial, sources=[b""] * len(question.groups), end=end)
+            yield msgspec.structs.replace(found, sources=[b""] * len(question.groups))
             return
         by_host = [_sources_at(question, answer, end) for answer in answers]
         known = [sources for sources in by_host if sources is not None]
         if len(known) < len(answers):
+            self._deepest[question.serial] = deepest
             self._ask(_up_to(question, end))
             return
         sources = [bytes(map(max, zip(*columns, strict=True))) for columns in zip(*known, strict=True)]
-        yield BlocksFound(serial=question.serial, sources=sources, end=end)
+        yield msgspec.structs.replace(found, sources=sources)
 
     def _join(self, host: int, message: TierOpened | BlocksFound | TierCleared | TierFlushed) -> Iterator[TierToCore]:
         answers = self._open.get((type(message), message.serial))

@@ -33,6 +33,7 @@ class _Lookup:
         self.serial, self.skips_remote = message.serial, message.skips_remote
         self.deadline = time.monotonic() + LIMIT_S
         self.boundary = 0  # the largest that suits all groups, as far as it is known
+        self._deepest = 0  # the largest that suits the first group
         self._message, self._slot_bytes = message, slot_bytes
         size = message.block_size
         if size < 1 or len(message.parent) != KEY_BYTES or message.start % size:
@@ -64,7 +65,8 @@ class _Lookup:
         """Find the largest boundary, asking these sources for blocks that are not known until the deadline."""
         self._sources, self._end = sources, self.num_blocks
         self._hinted = [self.num_blocks] * len(self._found)
-        self.boundary = longest_hit(self.num_blocks, self._needed, self._has).num_blocks
+        hit = longest_hit(self.num_blocks, self._needed, self._has)
+        self.boundary, self._deepest = hit.num_blocks, hit.deepest
 
     def _has(self, group: int, index: int) -> bool:
         if index in self._found[group]:
@@ -138,7 +140,8 @@ class _Lookup:
             for group, (found, needed) in enumerate(zip(self._found, self._needed, strict=True)):
                 begin = 0 if needed is None else max(self.boundary - needed, 0)
                 sources[group] = bytes(map(found.__getitem__, range(begin, self.boundary)))
-        return BlocksFound(serial=self.serial, sources=sources, end=end)
+        deepest = self._first + self._deepest
+        return BlocksFound(serial=self.serial, sources=sources, end=end, deepest=deepest if deepest > end else 0)
 
 
 class Finder:

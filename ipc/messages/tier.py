@@ -127,6 +127,7 @@ class BlocksFound(Message, frozen=True, kw_only=True, tag="blocks_found"):
     serial: int
     sources: list[bytes]  # by group: uint8 for each block, in order; a source or HERE
     end: int
+    deepest: int = 0  # the boundary at which the first group alone could continue, if it is larger
 
 
 class BlocksLoaded(Message, frozen=True, kw_only=True, tag="blocks_loaded"):

@@ -63,6 +63,7 @@ class Fetch:
     sources: bytes = b""  # of these: index into SOURCES, or HERE
     bytes_before: list[int] = field(default_factory=list)  # by index: the sizes of all items before, and of all
     end: int = 0  # the boundary that was found
+    deepest: int = 0  # the boundary at which the first KV group alone could continue, if it is larger
     num_ordered: int = 0
     num_ready: int = 0  # blocks without a gap from the first, each in a slot that it holds or in the pool
     held: dict[bytes, int] = field(default_factory=dict)  # slots to which it has a reference, by name
@@ -79,6 +80,7 @@ class Fetch:
         if any(found.sources):
             keys = self.missing.first_keys(found.end - self.missing.start)
         self.items, self.end = [], found.end
+        self.deepest = max(self.deepest, found.deepest)
         for group in windows_first:
             of_group = found.sources[group][: len(keys)]
             sources += of_group

@@ -273,6 +273,10 @@ class Offload:
         else:
             self.fetches.prefetch(missing, self.clock(), on_end=end)
 
+    def deepest(self, request: Request) -> int:
+        fetch = self.fetches.by_request.get(request)
+        return 0 if fetch is None else fetch.deepest
+
     def _let_run(self, request: Request) -> None:
         self._release(request, WaitReason.TIER)
 

@@ -195,14 +195,16 @@ def test_hosts_agree_on_the_largest_boundary_at_which_all_have_what_all_groups_n
         def has(group: int, index: int) -> bool:
             return here[group][index] == 1 or places[host][group][index] is not None
 
-        end = longest_hit(count, [each.needed or None for each in asked.groups], has).num_blocks
+        hit = longest_hit(count, [each.needed or None for each in asked.groups], has)
+        end = hit.num_blocks
+        deepest = first + hit.deepest if hit.deepest > end else 0
         if not end:
-            return BlocksFound(serial=1, sources=[b""] * len(needed), end=first)
+            return BlocksFound(serial=1, sources=[b""] * len(needed), end=first, deepest=deepest)
         sources = [
             bytes(HERE if here[group][i] else places[host][group][i] or 0 for i in range(begin, end))
             for group, begin in enumerate(max(end - each.needed, 0) if each.needed else 0 for each in asked.groups)
         ]
-        return BlocksFound(serial=1, sources=sources, end=first + end)
+        return BlocksFound(serial=1, sources=sources, end=first + end, deepest=deepest)
 
     asked: list[FindBlocks] = []
     answers = TierAnswers(num_hosts, asked.append)
@@ -217,16 +219,18 @@ def test_hosts_agree_on_the_largest_boundary_at_which_all_have_what_all_groups_n
     def all_have(group: int, index: int) -> bool:
         return groups[group].here[index] == 1 or all(of[group][index] is not None for of in places)
 
-    end = longest_hit(num_blocks, [count or None for count in needed], all_have).num_blocks
+    hit = longest_hit(num_blocks, [count or None for count in needed], all_have)
+    end = hit.num_blocks
     (reply,) = replies
     assert isinstance(reply, BlocksFound) and reply.end == first + end
+    assert reply.deepest == (first + hit.deepest if hit.deepest > end else 0)
     for group, count in enumerate(needed):
         begin = max(end - count, 0) if count else 0
         expected = [
             HERE if groups[group].here[i] else max(of[group][i] or 0 for of in places) for i in range(begin, end)
         ]
         assert list(reply.sources[group]) == expected
-    assert not answers._questions and not answers._open
+    assert not answers._questions and not answers._open and not answers._deepest
 
 
 def test_tiers_open_when_all_hosts_name_the_same_weights_for_the_last_order(caplog: pytest.LogCaptureFixture) -> None:

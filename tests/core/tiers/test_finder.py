@@ -202,12 +202,14 @@ def test_the_answer_is_the_largest_boundary_that_suits_all_groups(seed: int) -> 
     def has(group: int, index: int) -> bool:
         return bool(holders[group][index]) or groups[group].here[index : index + 1] == b"\1"
 
-    end = first + longest_hit(num_blocks, [count or None for count in needed], has).num_blocks
+    hit = longest_hit(num_blocks, [count or None for count in needed], has)
+    end = first + hit.num_blocks
     answer = answer_to(question, sources, [number for number in sources if number == DISK])
     if end <= least:
         assert answer.end <= least and answer.sources == [b""] * len(needed)
         return
     assert answer.end == end
+    assert answer.deepest == (first + hit.deepest if hit.deepest > hit.num_blocks else 0)
     for group, count in enumerate(needed):
         begin = max(end - count, first) if count else first
         assert len(answer.sources[group]) == end - begin
@@ -240,7 +242,7 @@ def test_a_boundary_far_before_the_last_takes_few_questions_to_sources_that_give
     groups = [FindGroup(), FindGroup(needed=1)]
     bench.finder.find(FindBlocks(serial=1, parent=ROOT, token_ids=tokens, block_size=4, groups=groups))
     answer = bench.answers.get(timeout=DEADLINE_S)
-    assert answer == BlocksFound(serial=1, sources=[b"\1" * 100, b"\1"], end=100)
+    assert answer == BlocksFound(serial=1, sources=[b"\1" * 100, b"\1"], end=100, deepest=400)
     assert remote.asked == [400, *[1] * (2 if gives_hints else 301)] and remote.hinted == [64] * 5
 
 
@@ -254,10 +256,12 @@ def test_when_time_is_up_the_answer_is_the_largest_boundary_that_is_known() -> N
     bench.sources[REMOTE].gate.clear()
     groups = [FindGroup(), FindGroup(needed=1, here=b"")]
     bench.finder.find(FindBlocks(serial=1, parent=ROOT, token_ids=tokens, block_size=4, groups=groups))
-    assert bench.answers.get(timeout=DEADLINE_S) == BlocksFound(serial=1, sources=[bytes(2), bytes(1)], end=2)
+    assert bench.answers.get(timeout=DEADLINE_S) == BlocksFound(
+        serial=1, sources=[bytes(2), bytes(1)], end=2, deepest=6
+    )
     bench.sources[REMOTE].gate.set()
     bench.sources[REMOTE].keys.add(object_name(keys[8], 1))
     bench.finder.find(FindBlocks(serial=2, parent=ROOT, token_ids=tokens, block_size=4, groups=groups))
     assert bench.answers.get(timeout=DEADLINE_S) == BlocksFound(
-        serial=2, sources=[bytes([0] * 6 + [1] * 3), b"\1"], end=9
+        serial=2, sources=[bytes([0] * 6 + [1] * 3), b"\1"], end=9, deepest=10
     )

@@ -99,8 +99,8 @@ def bench(tmp_path: Path) -> Iterator[GroupsBench]:
         yield bench
 
 
-def answer(serial: int, end: int) -> BlocksFound:
-    return BlocksFound(serial=serial, sources=[bytes(end), bytes(2)], end=end)
+def answer(serial: int, end: int, deepest: int = 12) -> BlocksFound:
+    return BlocksFound(serial=serial, sources=[bytes(end), bytes(2)], end=end, deepest=deepest)
 
 
 def test_blocks_of_two_groups_are_stored_found_and_loaded_also_by_the_next_process(tmp_path: Path) -> None:
@@ -164,4 +164,4 @@ def test_a_damaged_block_of_all_tokens_leaves_the_boundaries_before_it(bench: Gr
     path = bench.path(0, 6)
     path.write_bytes(flipped(path, path))
     assert bench.loaded_blocks(2, 0, range(9)) == [True] * 6 + [False] + [True] * 2
-    assert bench.found(3) == answer(3, 5)
+    assert bench.found(3) == answer(3, 5, deepest=6)

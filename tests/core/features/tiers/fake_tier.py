@@ -101,6 +101,8 @@ class FakeTier:
         self.num_questions += 1
         keys = list(block_keys(message.parent, message.token_ids, message.block_size, message.media, message.start))
         first = message.start // message.block_size
+        lacking = (i for i, key in enumerate(keys) if self._source(message, 0, key, i) is None)
+        deepest = first + next(lacking, len(keys))
         for end in range(len(keys), max(message.least - first, 0), -1):
             found = []
             for group, asked in enumerate(message.groups):
@@ -108,9 +110,11 @@ class FakeTier:
                 found.append([self._source(message, group, keys[i], i) for i in blocks])
             if not any(None in each for each in found):
                 sources = [bytes(source for source in each if source is not None) for each in found]
-                self._tell(BlocksFound(serial=message.serial, sources=sources, end=first + end))
+                self._tell(BlocksFound(serial=message.serial, sources=sources, end=first + end, deepest=deepest))
                 return
-        self._tell(BlocksFound(serial=message.serial, sources=[b""] * len(message.groups), end=message.least))
+        self._tell(
+            BlocksFound(serial=message.serial, sources=[b""] * len(message.groups), end=message.least, deepest=deepest)
+        )
 
     def _source(self, message: FindBlocks, group: int, key: bytes, i: int) -> int | None:
         here, name = message.groups[group].here, object_name(key, group)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 from tokenloom.core.features.tiers.hits import HOST
 from tokenloom.core.features.tiers.options import OffloadOptions
 from tokenloom.core.kv.block_hash import object_name
+from tokenloom.core.kv.computed import Computed
 from tokenloom.core.kv.outer_blocks import POOL
+from tokenloom.core.request import Request
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
@@ -20,6 +23,7 @@ from tokenloom.tests.core.harness import Harness, prompt_of
 DISK = 2  # place
 SIZE, WINDOW = 4, 9  # tokens: a row needs two blocks of the window's group
 LENGTH, ANSWER = 60, 23
+LESS, PART = 8, 10  # blocks: a boundary at which windows are kept, and one behind it at which none are
 
 
 def new_harness(sources: int = STORE_ON_DISK, num_slabs: int = 60, arena_slabs: int = 60, **options: object) -> Harness:
@@ -134,3 +138,58 @@ def test_a_window_block_that_cannot_be_read_makes_it_ask_once_more_for_a_smaller
     found = ask(harness, 1, [*prompt, *harness.tokens[0], 1])
     assert harness.tier.num_questions == num_asked + 2
     assert sum(found) == (LENGTH - 1) // SIZE * SIZE, "it continues at the prompt's last boundary"
+
+
+def test_a_prefix_whose_keys_alone_are_on_the_disk_is_kept_for_the_next_request() -> None:
+    """The first request has written no window where others part from it. The second computes it and keeps it, so that
+    the third, after the loss of all memory, continues there."""
+    harness, rng = new_harness(num_slabs=200), random.Random(0)
+    common = prompt_of(rng, PART * SIZE)
+    for key, num_blocks in enumerate((0, LESS, PART)):
+        found = ask(harness, key, [*common, *prompt_of(rng, LENGTH)])
+        assert found[DISK] == sum(found) == num_blocks * SIZE
+        harness.core.reset_prefix_cache()
+        harness.offload.slots.forget_all()
+
+
+def test_an_admission_looks_each_block_up_once() -> None:
+    harness, rng = new_harness(sources=0, num_slabs=44), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    for key in range(5):
+        ask(harness, key, prompt_of(rng, LENGTH) if key else prompt)
+    kv_cache, slots = harness.core.scheduler.kv_cache, harness.offload.slots
+    counts, admitted = Counter[tuple[str, int, bytes]](), list[Counter[tuple[str, int, bytes]]]()
+    get, take, find_slot = kv_cache.get_computed_blocks, kv_cache.take_computed, slots.lookup
+
+    def look(request: Request) -> Computed:
+        counts.clear()
+        return get(request)
+
+    def admit(request: Request, computed: Computed, *, has_rows: bool) -> bool:
+        is_admitted = take(request, computed, has_rows=has_rows)
+        admitted.append(+counts)
+        return is_admitted
+
+    def counted_slot(key: bytes, group: int = 0) -> int | None:
+        counts["slot", group, key] += 1
+        return find_slot(key, group)
+
+    def count_lookups_of(group: int) -> None:
+        pool = kv_cache.pools[group]
+        find_block = pool.lookup
+
+        def counted_block(key: bytes) -> int | None:
+            counts["pool", group, key] += 1
+            return find_block(key)
+
+        pool.lookup = counted_block  # type: ignore[method-assign]
+
+    kv_cache.get_computed_blocks, kv_cache.take_computed = look, admit  # type: ignore[method-assign, assignment]
+    slots.lookup = counted_slot  # type: ignore[method-assign]
+    for group in range(2):
+        count_lookups_of(group)
+    found = ask(harness, 9, [*prompt, *harness.tokens[0], 1])
+    end = (LENGTH + ANSWER - 1) // SIZE
+    assert found[POOL] + found[HOST] == end * SIZE and found[HOST] > 0
+    assert [{*each.values()} for each in admitted] == [{1}]
+    assert sum(kind == "pool" for kind, _, _ in admitted[0]) >= end + 2, "both groups"
