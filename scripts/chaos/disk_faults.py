@@ -29,8 +29,9 @@ class DiskFaults:
         paths = [path for path in files if self._rng.random() < SHARE]
         for path in paths:
             with contextlib.suppress(OSError):  # the engine has removed it, or the disk is full
-                self._spoil(path, kind, files)
-                self.counts[kind] += 1
+                if path.stat().st_size:  # else an earlier fault, or a full disk, has left nothing to damage
+                    self._spoil(path, kind, files)
+                    self.counts[kind] += 1
         return bool(paths)
 
     def _spoil(self, path: Path, kind: str, files: Sequence[Path]) -> None:
