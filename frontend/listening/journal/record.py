@@ -1,7 +1,9 @@
 """Record: the state of a connection, in one of two banks of its slot, so that a torn one is noticed.
 
-The banks are written in turn. A record has its sequence number first and last; packing writes the fields one after the
-other, so that the last one is there only if all are. A reader takes the whole record with the higher number.
+The banks are written in turn, so that the older record alone is overwritten. A record begins with the fields that each
+piece of an answer changes, between two equal sequence numbers; the others stand behind and are written first. Packing
+writes the fields one after the other, so that the second number is there only if all are. A reader takes the whole
+record with the higher number.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ NUM_BANKS = 2
 # Frontends that may be lost with a request open that brings no new token. A request that ends frontends by itself is
 # refused earlier (ipc/notes/deadly.py); one that is made again from its beginning survives several losses.
 MAX_LOSSES = 20
-_FORMAT = struct.Struct("<Q BBBB I QQ QQQ QI QQd 16s QQ")
-assert _FORMAT.size <= BANK_BYTES
+_PROGRESS = struct.Struct("<Q QQ II Q")  # sequence, out_begin, out_end, tokens_len, num_events, sequence
+_OTHERS = struct.Struct("<BBBB I QQ QQ QQ d 16s")
+assert _PROGRESS.size + _OTHERS.size <= BANK_BYTES
 
 
 class State(enum.IntEnum):
@@ -60,9 +63,14 @@ class Reason(enum.IntEnum):
 
 
 class Record(msgspec.Struct):
-    """State of one connection. Offsets count the bytes of the connection since it was accepted, in each direction."""
+    """State of one connection. Offsets count the bytes of the connection since it was accepted, in each direction. The
+    first fields are the progress of an answer."""
 
     sequence: int = 0
+    out_begin: int = 0  # of the first byte that is kept
+    out_end: int = 0  # after the last byte that was to be written
+    tokens_len: int = 0  # bytes of the tokens that were shown
+    num_events: int = 0
     state: State = State.FREE
     reason: Reason = Reason.NONE  # of LOST
     has_head: bool = False  # the answer's status line was written
@@ -70,16 +78,12 @@ class Record(msgspec.Struct):
     version: int = 0  # of the program that read the request
     in_begin: int = 0  # of the request's first byte
     in_len: int = 0  # bytes of the request that were read
-    out_begin: int = 0  # of the first byte that is kept
-    out_end: int = 0  # after the last byte that was to be written
     answer_begin: int = 0  # of the answer's first byte
     aside: int = 0  # place of the kept bytes among the request's, 0: they are in the ring
-    tokens_len: int = 0  # bytes of the tokens that were shown
-    num_events: int = 0
     num_cached: int = 0
+    seed: int = 0  # of the request, if it named none
     created: float = 0.0  # unix seconds of the request's first byte
     nonce: bytes = bytes(16)
-    seed: int = 0  # of the request, if it named none
 
     def move(self, state: State) -> None:
         assert state == self.state or state in _MOVES[self.state], f"{self.state.name} cannot become {state.name}"
@@ -87,11 +91,10 @@ class Record(msgspec.Struct):
 
     def write(self, memory: Memory, place: int) -> None:
         """Write this record, with the next sequence number, to the next bank. `place`: of bank 0."""
-        self.sequence = sequence = self.sequence + 1
-        _FORMAT.pack_into(
+        bank = place + (self.sequence + 1) % NUM_BANKS * BANK_BYTES
+        _OTHERS.pack_into(
             memory,
-            place + sequence % NUM_BANKS * BANK_BYTES,
-            sequence,
+            bank + _PROGRESS.size,
             self.state,
             self.reason,
             self.has_head,
@@ -99,16 +102,26 @@ class Record(msgspec.Struct):
             self.version,
             self.in_begin,
             self.in_len,
-            self.out_begin,
-            self.out_end,
             self.answer_begin,
             self.aside,
-            self.tokens_len,
-            self.num_events,
             self.num_cached,
+            self.seed,
             self.created,
             self.nonce,
-            self.seed,
+        )
+        self.write_progress(memory, place)
+
+    def write_progress(self, memory: Memory, place: int) -> None:
+        """Write this record, as `write` does, if its other fields stand in the next bank already."""
+        self.sequence = sequence = self.sequence + 1
+        _PROGRESS.pack_into(
+            memory,
+            place + sequence % NUM_BANKS * BANK_BYTES,
+            sequence,
+            self.out_begin,
+            self.out_end,
+            self.tokens_len,
+            self.num_events,
             sequence,
         )
 
@@ -120,7 +133,8 @@ class Record(msgspec.Struct):
 
 
 def _read_bank(memory: Memory, place: int) -> Record:
-    first, state, reason, has_head, *rest, last = _FORMAT.unpack_from(memory, place)
-    if first != last or not first:
+    *progress, last = _PROGRESS.unpack_from(memory, place)
+    if progress[0] != last or not last:
         return Record()
-    return Record(first, State(state), Reason(reason), bool(has_head), *rest)
+    state, reason, has_head, *others = _OTHERS.unpack_from(memory, place + _PROGRESS.size)
+    return Record(*progress, State(state), Reason(reason), bool(has_head), *others)

@@ -44,6 +44,7 @@ class Slot:
         self._memory, self._place = pages.memory, pages.place_of(number)
         self.record = Record.read(self._memory, self._place)
         self._writer = TokenWriter()
+        self._num_whole = 0  # banks with the present fields beside the progress
         self._used = [PAGE, 0, 0]  # bytes of each part that have pages
         self._take_over()
 
@@ -92,6 +93,11 @@ class Slot:
 
     def _move(self, state: State) -> None:
         self.record.move(state)
+        self._write()
+
+    def _write(self) -> None:
+        """Write the record, of which any field may be new."""
+        self._num_whole = 1
         self.record.write(self._memory, self._place)
 
     # ── requests ──
@@ -109,7 +115,7 @@ class Slot:
             self.lose(Reason.SIZE)
             return
         self._store(BODY_PLACE + start, data)
-        record.write(self._memory, self._place)
+        self._write()
 
     def _begin(self, num_pending: int) -> None:
         record = self.record
@@ -120,7 +126,8 @@ class Slot:
         self._writer = TokenWriter()
         record.move(State.OPEN)
         if num_pending == 0:
-            self._restart_ring()
+            record.out_begin = record.out_end
+            record.aside = 0
         if record.aside:  # it would be overwritten
             self.lose(Reason.PIPELINE)
         if self.uncovered:
@@ -144,6 +151,7 @@ class Slot:
         """Keep a piece that is about to be written, with the tokens that it shows. `end`: the state of the connection
         after it, for an answer's last piece. `is_head`: it has the answer's status line."""
         record = self.record
+        has_news = bool(is_head or end is not None or record.aside)  # beside the progress
         record.has_head = (record.has_head or is_head) and end is None
         if record.state is State.OPEN:
             self._keep(data, num_pending, has_ended=end is not None)
@@ -154,10 +162,14 @@ class Slot:
                 self._move(end)
             return
         if shown is not None:
-            self._add_tokens(shown)
+            has_news |= self._add_tokens(shown)
         if end is not None:
             record.move(end)
-        record.write(self._memory, self._place)
+        if has_news or self._num_whole < NUM_BANKS:
+            self._num_whole = 1 if has_news else NUM_BANKS
+            record.write(self._memory, self._place)
+        else:
+            record.write_progress(self._memory, self._place)
         if end is not None and not record.aside:
             self._trim(_TOKENS, _BODY)
 
@@ -166,33 +178,36 @@ class Slot:
         if self.record.state is State.OPEN:
             self._add_tokens(shown)
             if self.record.state is State.OPEN:
-                self.record.write(self._memory, self._place)
+                self._write()
 
     def _keep(self, data: bytes, num_pending: int, *, has_ended: bool) -> None:
         """Copy a piece behind the bytes that the kernel lacks: into the ring, or aside if it is large and the last one.
         Otherwise lose the request."""
-        record = self.record
+        record, size = self.record, len(data)
         if num_pending == 0:
-            self._restart_ring()
-        if num_pending + len(data) > RING_BYTES:
+            record.out_begin = record.out_end
+            record.aside = 0
+        start = (record.out_end - record.out_begin) % RING_BYTES
+        if start + size <= self._used[_RING] and num_pending + size <= RING_BYTES:  # nearly always
+            place = self._place + TOKENS_END + start
+            self._memory[place : place + size] = data
+            record.out_end += size
+            return
+        if num_pending + size > RING_BYTES:
             if has_ended and self._keep_aside(data, num_pending):
-                record.out_end += len(data)
+                record.out_end += size
             else:
                 self.lose(Reason.SIZE)
             return
-        start = (record.out_end - record.out_begin) % RING_BYTES
-        first = min(len(data), RING_BYTES - start)
-        if not self._grow(_RING, start + first if first == len(data) else RING_BYTES):
+        first = min(size, RING_BYTES - start)
+        if not self._grow(_RING, start + first if first == size else RING_BYTES):
             self.lose(Reason.SIZE)
             return
         ring = self._place + TOKENS_END
         self._memory[ring + start : ring + start + first] = data[:first]
-        if first < len(data):
-            self._memory[ring : ring + len(data) - first] = data[first:]
-        record.out_end += len(data)
-
-    def _restart_ring(self) -> None:
-        self.record.out_begin, self.record.aside = self.record.out_end, 0
+        if first < size:
+            self._memory[ring : ring + size - first] = data[first:]
+        record.out_end += size
 
     def _keep_aside(self, data: bytes, num_pending: int) -> bool:
         record = self.record
@@ -224,19 +239,24 @@ class Slot:
 
     # ── tokens ──
 
-    def _add_tokens(self, shown: Shown) -> None:
+    def _add_tokens(self, shown: Shown) -> bool:
+        """Keep tokens; return whether a field beside the progress has changed."""
         record = self.record
-        record.num_events, record.num_cached, record.seed = shown.num_events, shown.num_cached, shown.seed
+        record.num_events = shown.num_events
+        has_news = record.num_cached != shown.num_cached or record.seed != shown.seed
+        record.num_cached, record.seed = shown.num_cached, shown.seed
         if shown.tokens or shown.ended:
             words = self._writer.encode(shown.tokens, shown.ended, shown.logprobs)
             start = TOKENS_PLACE + record.tokens_len
             end = start + len(words)
-            if end > TOKENS_END or not self._grow(_TOKENS, end):
+            if end > self._used[_TOKENS] and not (end <= TOKENS_END and self._grow(_TOKENS, end)):
                 self.lose(Reason.SIZE)
-                return
+                return True
             self._memory[self._place + start : self._place + end] = words
             record.tokens_len += len(words)
+            has_news = has_news or record.losses > 0
             record.losses = 0
+        return has_news
 
     def answers(self) -> dict[int, ShownAnswer]:
         """Return the shown tokens of the open answer, by choice; new tokens are added behind."""
@@ -247,7 +267,7 @@ class Slot:
     def count_loss(self) -> None:
         """Count a lost frontend, before another one begins with the request."""
         self.record.losses += 1
-        self.record.write(self._memory, self._place)
+        self._write()
 
     # ── memory ──
 

@@ -26,10 +26,20 @@ if TYPE_CHECKING:
     from .....ipc.messages.base import FinishReason
 
 
+class Flow(Protocol):
+    """The part of uvicorn's FlowControl that is used here."""
+
+    write_paused: bool
+
+    async def drain(self) -> None: ...
+
+
 class Cycle(Protocol):
     """The part of uvicorn's RequestResponseCycle that is used here."""
 
     disconnected: bool
+    chunked_encoding: bool | None  # None: not known yet
+    flow: Flow
 
     async def send(self, message: Any) -> None: ...
 
@@ -172,13 +182,15 @@ class KeptAnswer:
 
     def __init__(self, app: ASGIApp, cycle: Cycle, kept: KeptConnection, state_after: Callable[[], State]) -> None:
         self._app, self._cycle, self._kept, self._state_after = app, cycle, kept, state_after
+        self._is_head_only = self._has_chunks = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._is_head_only = scope["method"] == "HEAD"
         with working_on(self._kept.continuation()):
             await self._app(scope, receive, self._send)
 
     async def _send(self, message: Message) -> None:
-        kind, kept = message["type"], self._kept
+        kind, kept, cycle = message["type"], self._kept, self._cycle
         if kind == TOKENS:
             kept.slot.put_tokens(message[SHOWN])
             return
@@ -186,15 +198,23 @@ class KeptAnswer:
             await self._send_head(message)
             return
         shown = message.get(SHOWN)
-        if message.get("more_body", False):
-            if shown is None:
-                kept.slot.lose(Reason.ENDPOINT)
-            kept.transport.expect_piece(shown, None)
-            await self._cycle.send(message)
-        else:
+        if not message.get("more_body", False):
+            self._has_chunks = False
             kept.transport.expect_piece(shown, self._state_after())
-            await self._cycle.send(message)
+            await cycle.send(message)
             kept.transport.flush()
+            return
+        if shown is None:
+            kept.slot.lose(Reason.ENDPOINT)
+        if not (self._has_chunks and message["body"]):
+            kept.transport.expect_piece(shown, None)
+            await cycle.send(message)
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if not cycle.disconnected:  # as uvicorn writes it, and faster: every token comes here
+            body = message["body"]
+            kept.transport.write_piece(b"%x\r\n%b\r\n" % (len(body), body), shown)
 
     async def _send_head(self, message: Message) -> None:
         """Send a head, or only prepare uvicorn for the rest of a stream if the client has its head already. Only a
@@ -209,6 +229,7 @@ class KeptAnswer:
             return
         kept.transport.expect_head(is_muted=is_muted)
         await self._cycle.send(message)
+        self._has_chunks = bool(self._cycle.chunked_encoding) and not self._is_head_only
 
 
 class ConnectionKeeper:

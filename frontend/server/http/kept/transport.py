@@ -39,18 +39,21 @@ class KeptTransport:
 
     def write(self, data: bytes) -> None:
         if not self._expects_head:
-            self._put(data)
+            shown, end = self._shown, self._end
+            self._shown = self._end = None
+            self.write_piece(data, shown, end)
             return
         self._expects_head = False
         if not self._is_muted:
             self._head = data
 
-    def _put(self, data: bytes) -> None:
-        is_head, data = bool(self._head), self._head + data
-        shown, end = self._shown, self._end
-        self._head, self._shown, self._end = b"", None, None
+    def write_piece(self, data: bytes, shown: Shown | None, end: State | None = None) -> None:
+        """Write a piece, behind the head if that still waits. Arguments as of `expect_piece`."""
+        head = self._head
+        if head:
+            self._head, data = b"", head + data
         maybe_fail("http.journal")
-        self._slot.put_out(data, self.get_write_buffer_size(), shown, end, is_head=is_head)
+        self._slot.put_out(data, self.get_write_buffer_size(), shown, end, is_head=bool(head))
         maybe_fail("http.write")
         if data:
             self._transport.write(data)
@@ -59,7 +62,7 @@ class KeptTransport:
     def flush(self) -> None:
         """Write a head that has no body, and end an answer that had nothing to write."""
         if (self._head or self._end is not None) and not self.is_closing():
-            self._put(b"")
+            self.write(b"")
 
     def close(self) -> None:
         self.flush()

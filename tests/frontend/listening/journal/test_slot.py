@@ -74,6 +74,7 @@ def test_bytes_that_the_kernel_lacks_are_kept_through_any_pieces(fd: int, seed: 
             kernel.written += data  # not yet written: the process may be lost here
             found = Slot(other.pages, slot.number, 0)
             if not is_lost:
+                assert found.record == slot.record
                 assert found.unsent(kernel.num_taken) == bytes(kernel.written[kernel.num_taken :])
                 if not is_last:
                     assert found.request() == request and found.answers()[0].token_ids == tokens
