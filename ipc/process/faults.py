@@ -69,5 +69,6 @@ def _pass(point: str, number: int | None = None) -> None:
 
 
 maybe_fail = _pass
-if VARIABLE in os.environ:
+HAS_FAULTS = VARIABLE in os.environ  # for paths on which even a call that does nothing counts
+if HAS_FAULTS:
     maybe_fail = _strike

@@ -21,9 +21,9 @@ NUM_BANKS = 2
 # Frontends that may be lost with a request open that brings no new token. A request that ends frontends by itself is
 # refused earlier (ipc/notes/deadly.py); one that is made again from its beginning survives several losses.
 MAX_LOSSES = 20
-_PROGRESS = struct.Struct("<Q QQ II Q")  # sequence, out_begin, out_end, tokens_len, num_events, sequence
+PROGRESS = struct.Struct("<Q QQ II Q")  # sequence, out_begin, out_end, tokens_len, num_events, sequence
 _OTHERS = struct.Struct("<BBBB I QQ QQ QQ d 16s")
-assert _PROGRESS.size + _OTHERS.size <= BANK_BYTES
+assert PROGRESS.size + _OTHERS.size <= BANK_BYTES
 
 
 class State(enum.IntEnum):
@@ -94,7 +94,7 @@ class Record(msgspec.Struct):
         bank = place + (self.sequence + 1) % NUM_BANKS * BANK_BYTES
         _OTHERS.pack_into(
             memory,
-            bank + _PROGRESS.size,
+            bank + PROGRESS.size,
             self.state,
             self.reason,
             self.has_head,
@@ -114,7 +114,7 @@ class Record(msgspec.Struct):
     def write_progress(self, memory: Memory, place: int) -> None:
         """Write this record, as `write` does, if its other fields stand in the next bank already."""
         self.sequence = sequence = self.sequence + 1
-        _PROGRESS.pack_into(
+        PROGRESS.pack_into(
             memory,
             place + sequence % NUM_BANKS * BANK_BYTES,
             sequence,
@@ -133,8 +133,8 @@ class Record(msgspec.Struct):
 
 
 def _read_bank(memory: Memory, place: int) -> Record:
-    *progress, last = _PROGRESS.unpack_from(memory, place)
+    *progress, last = PROGRESS.unpack_from(memory, place)
     if progress[0] != last or not last:
         return Record()
-    state, reason, has_head, *others = _OTHERS.unpack_from(memory, place + _PROGRESS.size)
+    state, reason, has_head, *others = _OTHERS.unpack_from(memory, place + PROGRESS.size)
     return Record(*progress, State(state), Reason(reason), bool(has_head), *others)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from .pages import BODY_PLACE, PAGE, RING_BYTES, TOKENS_END, Pages
 from .record import BANK_BYTES, NUM_BANKS, Reason, Record, State
-from .tokens import ShownAnswer, TokenWriter, decode
+from .tokens import WORD, WORD_BYTES, ShownAnswer, TokenWriter, decode
 
 TOKENS_PLACE = NUM_BANKS * BANK_BYTES
 MAX_MAPPED = 64 << 10  # a larger body is written by a call, so that its pages are not mapped
@@ -44,7 +44,7 @@ class Slot:
         self._memory, self._place = pages.memory, pages.place_of(number)
         self.record = Record.read(self._memory, self._place)
         self._writer = TokenWriter()
-        self._num_whole = 0  # banks with the present fields beside the progress
+        self._num_whole = 0  # banks with the present fields beside the progress; all only amid an answer
         self._used = [PAGE, 0, 0]  # bytes of each part that have pages
         self._take_over()
 
@@ -151,7 +151,7 @@ class Slot:
         """Keep a piece that is about to be written, with the tokens that it shows. `end`: the state of the connection
         after it, for an answer's last piece. `is_head`: it has the answer's status line."""
         record = self.record
-        has_news = bool(is_head or end is not None or record.aside)  # beside the progress
+        has_news = bool(is_head or end is not None or record.aside or record.losses)  # beside the progress
         record.has_head = (record.has_head or is_head) and end is None
         if record.state is State.OPEN:
             self._keep(data, num_pending, has_ended=end is not None)
@@ -172,6 +172,31 @@ class Slot:
             record.write_progress(self._memory, self._place)
         if end is not None and not record.aside:
             self._trim(_TOKENS, _BODY)
+
+    def put_next(self, data: bytes, shown: Shown | None) -> bool:
+        """Keep a piece as nearly all are, when the kernel has all before it: amid an answer, with one token, after
+        pieces that only the progress tells apart. Return False, and do nothing, if it is another one: for `put_out`."""
+        record = self.record
+        if shown is None or self._num_whole < NUM_BANKS or shown.ended or shown.logprobs or len(shown.tokens) != 1:
+            return False
+        if shown.num_cached != record.num_cached or shown.seed != record.seed:
+            return False
+        memory, place, size = self._memory, self._place, len(data)
+        start = TOKENS_PLACE + record.tokens_len
+        if size > self._used[_RING] or start + WORD_BYTES > self._used[_TOKENS]:
+            return False
+        choice, token_id = shown.tokens[0]
+        if choice != self._writer.choice:
+            return False
+        WORD.pack_into(memory, place + start, token_id)
+        ring = place + TOKENS_END
+        memory[ring : ring + size] = data
+        record.tokens_len += WORD_BYTES
+        record.out_begin = begin = record.out_end
+        record.out_end = begin + size
+        record.num_events = shown.num_events
+        record.write_progress(memory, place)
+        return True
 
     def put_tokens(self, shown: Shown) -> None:
         """Keep tokens of a whole answer, which has no bytes yet."""
@@ -243,7 +268,7 @@ class Slot:
         """Keep tokens; return whether a field beside the progress has changed."""
         record = self.record
         record.num_events = shown.num_events
-        has_news = record.num_cached != shown.num_cached or record.seed != shown.seed
+        has_news = record.num_cached != shown.num_cached or record.seed != shown.seed or record.losses > 0
         record.num_cached, record.seed = shown.num_cached, shown.seed
         if shown.tokens or shown.ended:
             words = self._writer.encode(shown.tokens, shown.ended, shown.logprobs)
@@ -254,7 +279,6 @@ class Slot:
                 return True
             self._memory[self._place + start : self._place + end] = words
             record.tokens_len += len(words)
-            has_news = has_news or record.losses > 0
             record.losses = 0
         return has_news
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 WORD_BYTES = 4
 _CHOICE, _END, _LOGPROBS = 4 << 29, 6 << 29, 7 << 29
 _LARGEST_CHOICE, _LARGEST_SIZE = (1 << 30) - 1, (1 << 29) - 1
-_WORD = struct.Struct("<I")
+WORD = struct.Struct("<I")
 
 
 @dataclass
@@ -26,10 +26,10 @@ class ShownAnswer:
 
 
 class TokenWriter:
-    """Encoder of one answer's tokens. It remembers the choice that it has named last."""
+    """Encoder of one answer's tokens. `choice` is the one that it has named last."""
 
     def __init__(self, choice: int = 0) -> None:
-        self._choice = choice
+        self.choice = choice
 
     def encode(
         self,
@@ -39,12 +39,10 @@ class TokenWriter:
     ) -> bytes:
         """Return the words for new `tokens`, by choice, choices that have `ended`, with their reasons, and
         `logprobs` of tokens in their order."""
-        if len(tokens) == 1 and not (ended or logprobs) and tokens[0][0] == self._choice:  # nearly always, and faster
-            return _WORD.pack(tokens[0][1])
         found = bytearray()
         for choice, token_id in tokens:
             self._name(choice, found)
-            found += _WORD.pack(token_id)
+            found += WORD.pack(token_id)
         for choice, reason in ended:
             self._name(choice, found)
             _add_bytes(_END, reason.encode(), found)
@@ -55,14 +53,14 @@ class TokenWriter:
 
     def _name(self, choice: int, found: bytearray) -> None:
         assert choice <= _LARGEST_CHOICE
-        if choice != self._choice:
-            self._choice = choice
-            found += _WORD.pack(_CHOICE | choice)
+        if choice != self.choice:
+            self.choice = choice
+            found += WORD.pack(_CHOICE | choice)
 
 
 def _add_bytes(kind: int, data: bytes, found: bytearray) -> None:
     assert len(data) <= _LARGEST_SIZE
-    found += _WORD.pack(kind | len(data)) + data + bytes(-len(data) % WORD_BYTES)
+    found += WORD.pack(kind | len(data)) + data + bytes(-len(data) % WORD_BYTES)
 
 
 def decode(words: bytes) -> tuple[dict[int, ShownAnswer], TokenWriter]:
@@ -70,7 +68,7 @@ def decode(words: bytes) -> tuple[dict[int, ShownAnswer], TokenWriter]:
     answers: dict[int, ShownAnswer] = {}
     choice = place = 0
     while place < len(words):
-        (word,) = _WORD.unpack_from(words, place)
+        (word,) = WORD.unpack_from(words, place)
         place += WORD_BYTES
         if word < _CHOICE:
             answers.setdefault(choice, ShownAnswer()).token_ids.append(word)

@@ -90,7 +90,8 @@ class Continuation(msgspec.Struct):
 
     def take_shown(self) -> Shown:
         """Return the state that the answer reaches with a part that holds all that is rendered so far."""
-        rendered, self.rendered = self.rendered, []  # once a part: hot
+        rendered = self.rendered  # once a part: hot
+        self.rendered = []
         self.num_cached = self.rendered_cached
         tokens: list[tuple[int, int]] = []
         ended: list[tuple[int, FinishReason]] = []

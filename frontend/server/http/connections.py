@@ -295,6 +295,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         following = self.pipeline[-1][0] if self.pipeline else None
+        if self._answered is not None:
+            self._kept.on_answered(self._state_after(self._answered))
         super().on_response_complete()
         self._answered = following
         if self._stage is Stage.ANSWER and self.cycle.response_complete and not self.transport.is_closing():

@@ -69,6 +69,9 @@ class Kept(Protocol):
     def expect_last(self) -> None:
         """The next write is an answer without the app, and the connection closes after it."""
 
+    def on_answered(self, state: State) -> None:
+        """The last piece of an answer was written. `state`: of the connection after it."""
+
     def answer(self, app: ASGIApp, cycle: Cycle, state_after: Callable[[], State]) -> ASGIApp:
         """Return an app that answers a request by `app`, piece by piece through the journal. `state_after`: returns the
         connection's state after the answer."""
@@ -96,14 +99,39 @@ class NotKept:
 
     def expect_last(self) -> None: ...
 
+    def on_answered(self, state: State) -> None: ...
+
     def answer(self, app: ASGIApp, cycle: Cycle, state_after: Callable[[], State]) -> ASGIApp:
         return app
 
     def close(self) -> None: ...
 
 
+class CountedConnection(NotKept):
+    """A connection that cannot be kept. By its slot the supervisor counts the answers that a loss cuts."""
+
+    def __init__(self, journal: HttpJournal, slot: Slot) -> None:
+        self._journal, self._slot = journal, slot
+
+    def put_in(self, data: bytes, *, is_early: bool) -> None:
+        self._slot.put_in(data, 0)
+
+    def on_request_end(self) -> None:
+        if self._slot.record.state is State.CLOSING:
+            self._slot.end(State.IDLE)
+
+    def expect_last(self) -> None:
+        self._slot.end(State.CLOSING)
+
+    def on_answered(self, state: State) -> None:
+        self._slot.end(state)
+
+    def close(self) -> None:
+        self._journal.free_slot(self._slot)
+
+
 class KeptConnection:
-    """A connection with a slot. `uncovered` ones have one too, to count the answers that a loss cuts."""
+    """A connection with a slot, and with a duplicate in the supervisor."""
 
     transport: KeptTransport  # set by `wrap`
 
@@ -150,6 +178,9 @@ class KeptConnection:
     def expect_last(self) -> None:
         self.transport.expect_piece(None, State.CLOSING)
 
+    def on_answered(self, state: State) -> None:
+        """Do nothing: the last piece has said it."""
+
     def answer(self, app: ASGIApp, cycle: Cycle, state_after: Callable[[], State]) -> ASGIApp:
         return KeptAnswer(app, cycle, self, state_after)
 
@@ -190,31 +221,32 @@ class KeptAnswer:
             await self._app(scope, receive, self._send)
 
     async def _send(self, message: Message) -> None:
-        kind, kept, cycle = message["type"], self._kept, self._cycle
+        cycle, kept = self._cycle, self._kept
+        if self._has_chunks and message.get("more_body") and (body := message.get("body")):  # every token comes here
+            shown = message.get(SHOWN)
+            if shown is None:
+                kept.slot.lose(Reason.ENDPOINT)
+            if cycle.flow.write_paused and not cycle.disconnected:
+                await cycle.flow.drain()
+            if not cycle.disconnected:  # written as uvicorn does it
+                kept.transport.write_piece(b"".join((b"%x\r\n" % len(body), body, b"\r\n")), shown)
+            return
+        kind = message["type"]
         if kind == TOKENS:
             kept.slot.put_tokens(message[SHOWN])
-            return
-        if kind == "http.response.start":
+        elif kind == "http.response.start":
             await self._send_head(message)
-            return
-        shown = message.get(SHOWN)
-        if not message.get("more_body", False):
-            self._has_chunks = False
-            kept.transport.expect_piece(shown, self._state_after())
-            await cycle.send(message)
-            kept.transport.flush()
-            return
-        if shown is None:
-            kept.slot.lose(Reason.ENDPOINT)
-        if not (self._has_chunks and message["body"]):
+        elif message.get("more_body"):
+            shown = message.get(SHOWN)
+            if shown is None:
+                kept.slot.lose(Reason.ENDPOINT)
             kept.transport.expect_piece(shown, None)
             await cycle.send(message)
-            return
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if not cycle.disconnected:  # as uvicorn writes it, and faster: every token comes here
-            body = message["body"]
-            kept.transport.write_piece(b"%x\r\n%b\r\n" % (len(body), body), shown)
+        else:
+            self._has_chunks = False
+            kept.transport.expect_piece(message.get(SHOWN), self._state_after())
+            await cycle.send(message)
+            kept.transport.flush()
 
     async def _send_head(self, message: Message) -> None:
         """Send a head, or only prepare uvicorn for the rest of a stream if the client has its head already. Only a
@@ -245,8 +277,9 @@ class ConnectionKeeper:
         slot = self.journal.open_slot(uncovered if self._is_on else Reason.OFF)
         if slot is None:
             return NotKept()
-        if slot.uncovered is Reason.NONE:
-            self._keeper.keep(slot.number, connection)
+        if slot.uncovered is not Reason.NONE:
+            return CountedConnection(self.journal, slot)
+        self._keeper.keep(slot.number, connection)
         return KeptConnection(self, slot, connection)
 
     def drop(self, number: int) -> None:
@@ -255,8 +288,7 @@ class ConnectionKeeper:
 
     def close(self, kept: KeptConnection) -> None:
         """End with a connection that was kept. The supervisor's descriptor would hold back its end."""
-        if kept.slot.uncovered is Reason.NONE:
-            with contextlib.suppress(OSError):
-                kept.socket.shutdown(socket.SHUT_RDWR)
-            self._keeper.drop(kept.slot.number)
+        with contextlib.suppress(OSError):
+            kept.socket.shutdown(socket.SHUT_RDWR)
+        self._keeper.drop(kept.slot.number)
         self.journal.free_slot(kept.slot)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from .....ipc.process.faults import maybe_fail
+from .....ipc.process.faults import HAS_FAULTS, maybe_fail
 from ....listening.journal.record import State
 from ....listening.journal.slot import Shown, Slot
 
@@ -52,12 +52,17 @@ class KeptTransport:
         head = self._head
         if head:
             self._head, data = b"", head + data
-        maybe_fail("http.journal")
-        self._slot.put_out(data, self.get_write_buffer_size(), shown, end, is_head=bool(head))
-        maybe_fail("http.write")
+        if HAS_FAULTS:
+            maybe_fail("http.journal")
+        num_pending = self.get_write_buffer_size()
+        if head or end is not None or num_pending or not self._slot.put_next(data, shown):
+            self._slot.put_out(data, num_pending, shown, end, is_head=bool(head))
+        if HAS_FAULTS:
+            maybe_fail("http.write")
         if data:
             self._transport.write(data)
-            maybe_fail("http.written")
+            if HAS_FAULTS:
+                maybe_fail("http.written")
 
     def flush(self) -> None:
         """Write a head that has no body, and end an answer that had nothing to write."""

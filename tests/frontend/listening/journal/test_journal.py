@@ -42,7 +42,9 @@ while True:
     shown = SimpleNamespace(tokens=tokens, ended=[], logprobs=[], num_events=begin + count, num_cached=0, seed=0)
     num_pending = min(draw.choice((0, 0, 3000)), slot.record.out_end - TAKEN.unpack_from(memory, PLACE)[0])
     TAKEN.pack_into(memory, PLACE, slot.record.out_end - num_pending)  # the kernel's count
-    slot.put_out(data, num_pending, shown, State.IDLE if draw.random() < 0.01 else None)
+    end = State.IDLE if draw.random() < 0.01 else None
+    if num_pending or end is not None or not slot.put_next(data, shown):
+        slot.put_out(data, num_pending, shown, end)
 """
 
 
