@@ -31,7 +31,7 @@ from tokenloom.ipc.processor import cpu_flags
 from tokenloom.ipc.spec.config.gguf_index import GGUF_INDEX_NAME
 from tokenloom.scripts.bench.contestant import PEERS, Contestant, Ours, Peer, median_ratio, transformers_peer
 from tokenloom.scripts.bench.limits import LimitsPeer
-from tokenloom.scripts.bench.llama_cpp import LlamaBatch, LlamaCpp
+from tokenloom.scripts.bench.llama_cpp import UNUSED, LlamaBatch, LlamaCpp
 from tokenloom.scripts.bench.processes import cpu_by_process, machine_now, title, tree, used_since
 from tokenloom.scripts.bench.report import Json, Report, median
 from tokenloom.scripts.bench.runner import Case, Setup
@@ -82,7 +82,7 @@ def check_peers(arguments: argparse.Namespace, threads: int) -> None:
         check_vllm(arguments.vllm)
         tuned_environment(arguments.vllm)
     if arguments.llama_bin:
-        print(LlamaCpp(arguments.llama_bin, threads).check(cpu_flags()), file=sys.stderr)
+        print(LlamaCpp(arguments.llama_bin, threads).check(cpu_flags(), arguments.llama_unused), file=sys.stderr)
 
 
 def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
@@ -182,6 +182,7 @@ OPTIONS = {
     "--vllm": (None, "the Python of an environment with vLLM"),
     "--untuned": (True, "vLLM as it comes, too: it compiles long"),
     "--llama-bin": (None, "the folder of llama.cpp's programs, built with its libraries", Path),
+    **UNUSED,
     "--llama-cpp": (None, "the Python of an environment with llama-cpp-python, gguf and safetensors"),
     "--cpu": (False, "also print the CPU seconds of every process"),
 }

@@ -28,7 +28,7 @@ from tokenloom.scripts.bench.cases.compare import gguf_file, llama_cpp_peer
 from tokenloom.scripts.bench.cases.mixed import Load
 from tokenloom.scripts.bench.contestant import Peer
 from tokenloom.scripts.bench.limits import LimitsPeer
-from tokenloom.scripts.bench.llama_cpp import LlamaCpp
+from tokenloom.scripts.bench.llama_cpp import UNUSED, LlamaCpp
 from tokenloom.scripts.bench.processes import machine_now
 from tokenloom.scripts.bench.report import Json
 from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup
@@ -151,7 +151,7 @@ def readers(setup: Setup, programs: LlamaCpp, file: Path) -> Iterator[tuple[str,
 def measure(setup: Setup) -> None:
     given, workload, report = setup.arguments, setup.workload, setup.report
     programs = LlamaCpp(given.llama_bin, num_cpu_threads(None, 1))
-    report.note("llama.cpp's system line", programs.check(cpu_flags()))
+    report.note("llama.cpp's system line", programs.check(cpu_flags(), given.llama_unused))
     file = gguf_file(given.llama_cpp or sys.executable, setup.folder, "BF16")
     report.note("file, GB", file.stat().st_size / 1e9)
     limits = LimitsPeer(setup.folder, "bfloat16", "cpu", programs.threads)
@@ -180,6 +180,7 @@ def measure(setup: Setup) -> None:
 
 OPTIONS = {
     "--llama-bin": (REQUIRED, "the folder of llama.cpp's programs, built with its libraries", Path),
+    **UNUSED,
     "--llama-cpp": (None, "the Python of an environment with llama-cpp-python"),
     "--prompt": ([512, 2048], "lengths of prompts"),
     "--batch": ([8, 32], "numbers of requests"),

@@ -29,7 +29,7 @@ from tokenloom.scripts.bench.cases.serve import positive_rate
 from tokenloom.scripts.bench.cases.served import our_server
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S
 from tokenloom.scripts.bench.http_server import HOST, Server
-from tokenloom.scripts.bench.llama_cpp import LlamaCpp
+from tokenloom.scripts.bench.llama_cpp import UNUSED, LlamaCpp
 from tokenloom.scripts.bench.processes import machine_now
 from tokenloom.scripts.bench.report import percentile
 from tokenloom.scripts.bench.runner import REQUIRED, Case, Setup
@@ -102,7 +102,7 @@ def servers_of(setup: Setup) -> list[Server]:
     """Start both servers, ours first; they end with the setup's stack."""
     given, workload = setup.arguments, setup.workload
     programs = LlamaCpp(given.llama_bin, num_cpu_threads(None, 1))
-    setup.report.note("llama.cpp's system line", programs.check(cpu_flags()))
+    setup.report.note("llama.cpp's system line", programs.check(cpu_flags(), given.llama_unused))
     file = gguf_file(sys.executable, setup.folder, "BF16")
     context = given.slots * (workload.num_in + workload.num_out)
     ours = our_server(setup)
@@ -137,6 +137,7 @@ def measure(setup: Setup) -> None:
 
 OPTIONS = {
     "--llama-bin": (REQUIRED, "the folder of llama.cpp's programs, built with its libraries", Path),
+    **UNUSED,
     "--slots": (8, "requests that llama-server takes into a batch"),
     "--rate": ([2.0, float("inf")], "requests/s", positive_rate),
     "--requests": (40, "of a run"),

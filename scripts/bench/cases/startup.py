@@ -36,7 +36,7 @@ from tokenloom.scripts.bench.cases.compare import gguf_file
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.http_server import HOST, free_port
-from tokenloom.scripts.bench.llama_cpp import LlamaCpp
+from tokenloom.scripts.bench.llama_cpp import UNUSED, LlamaCpp
 from tokenloom.scripts.bench.processes import cpu_by_process, machine_now, pss_bytes, tree
 from tokenloom.scripts.bench.report import Report, median
 from tokenloom.scripts.bench.runner import Case, Setup
@@ -172,7 +172,7 @@ def measure(setup: Setup) -> None:
         check_vllm(arguments.vllm)
     if arguments.llama_bin:
         programs = LlamaCpp(arguments.llama_bin, num_cpu_threads(None, 1))
-        report.note("llama.cpp's system line", programs.check(cpu_flags()))
+        report.note("llama.cpp's system line", programs.check(cpu_flags(), arguments.llama_unused))
         file = gguf_file(sys.executable, setup.folder, "BF16")
         setup.options.setdefault("http", f"{HOST}:{free_port()}")  # llama-server listens, too
         first_tokens, theirs = [], []
@@ -192,6 +192,7 @@ def measure(setup: Setup) -> None:
 OPTIONS = {
     "--vllm": (None, "the Python of an environment with vLLM"),
     "--llama-bin": (None, "the folder of llama.cpp's programs, built with its libraries", Path),
+    **UNUSED,
     "--idle-s": (10.0, "how long to measure idle CPU; 0: not at all"),
 }
 CASE = Case("start-up", measure, OPTIONS)

@@ -33,6 +33,9 @@ def test_a_set_up_that_cannot_be_measured_is_refused_with_its_mend(tmp_path: Pat
     folder = write_llama_cpp(tmp_path, LINE)
     with pytest.raises(SystemExit, match=r"leaves F16C, AVX512_VNNI unused .*: build it .* -DGGML_NATIVE=ON"):
         LlamaCpp(folder, 2).check({"f16c", "avx512_vnni"})
+    with pytest.raises(SystemExit, match=r"leaves F16C unused"):
+        LlamaCpp(folder, 2).check({"f16c", "avx512_vnni"}, ["AVX512_VNNI"])
+    assert LlamaCpp(folder, 2).check({"f16c", "avx512_vnni"}, ["AVX512_VNNI", "F16C"]) == LINE.strip()
     (folder / "libllama.so").write_bytes(b"no library")
     with pytest.raises(SystemExit, match=r"libllama\.so does not load .*: build it"):
         LlamaCpp(folder, 2).check(set())
