@@ -58,6 +58,7 @@ class ReferenceOps:
     kernels = "plain torch"  # for logs
     has_exact_drafts = False  # whether a token has the same bits alone and followed by drafts
     has_integer_products = False  # whether int8 and int4 weights are multiplied as integers
+    packs_blocks = False  # whether matrices are wanted in the blocks of a GGUF file, see StoredRows
     _plain_space: PlainAdapterSpace | None = None
     query_chunk_size = 256  # tokens of a row per attention call: bounds the mask and the keys outside of the window
 

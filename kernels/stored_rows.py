@@ -60,6 +60,7 @@ class StoredRows:
     kinds: Tensor  # [out] uint8: an index of BLOCK_KINDS for each row; floats only if the form is by row
     forms: Tensor  # [out] uint8: an index of `known_forms` for each row
     known_forms: tuple[CodeForm, ...]  # a form by row is the only one
+    is_exact: bool  # whether the codes of each form stand for the floats that are stored
     num_inputs: int
     owner: object
     read_floats: Callable[[], Tensor]  # reads the matrix [out, in] by plain torch
@@ -74,6 +75,11 @@ class StoredRows:
         forms = self.forms[rows].long()
         least = forms.amin(1)
         return least.where(least == forms.amax(1), len(self.known_forms))
+
+    def keeps_floats(self, rows: Tensor) -> bool:
+        """Whether the form that each list of rows takes together stands for the floats that are stored. rows: [n, size]
+        int64."""
+        return self.is_exact and bool((self.joint_forms(rows) < len(self.known_forms)).all())
 
     def select_outputs(self, outputs: Tensor) -> StoredRows:
         """Return the matrix with only the given outputs, in the given order. outputs: [n] int64."""

@@ -4,36 +4,10 @@
 #ifdef HAS_CODES
 
 #ifdef __AVX512VNNI__
-#define CODE_ROWS 6 /* rows whose sums of a pair of tiles stay in registers */
-#else
-#define CODE_ROWS 4 /* of 8 outputs */
-#endif
-#define LOW_PLANE_BYTES (LINE * PAIR_OUTPUTS / 2) /* of a line of codes of 5 bits */
-
-/* How integer sums of a line become floats. */
-typedef enum {
-    STARTS, /* codes of 8 bits, whose sums begin at -ZERO_CODE times the inputs */
-    LEVELS, /* the same for the levels of codes */
-    OFFSETS, /* zeros or mins times the sum of the inputs are subtracted */
-    LINE_NUMBERS, /* the same, with a scale and a min for each line, that are multiples of the group's */
-    HALF_SCALES, /* scales of half lines, that are multiples of the group's; codes have a zero */
-    HALF_NUMBERS, /* scales and mins of half lines, that are multiples of the group's */
-} NumberKind;
-
-#ifdef __AVX512VNNI__
 #include "codes_vnni.h"
 #else
 #include "codes_avx2.h"
 #endif
-
-INLINE NumberKind kind_of(const Codes *w) {
-    switch (w->multiples_kind) {
-        case LINE_MULTIPLES: return LINE_NUMBERS;
-        case HALF_MULTIPLES: return HALF_SCALES;
-        case HALF_PAIRS: return HALF_NUMBERS;
-        default: return w->levels != NULL ? LEVELS : w->num_bits == 8 ? STARTS : OFFSETS;
-    }
-}
 
 /* A piece of work: some rows of a block, at most CODE_ROWS, and some lines of a pair of tiles. */
 typedef struct {

@@ -9,6 +9,15 @@ EXPORT int32_t op_has_codes(void) {
 #endif
 }
 
+/* Whether products as floats can read codes. */
+EXPORT int32_t op_unpacks_codes(void) {
+#ifdef HAS_TILES
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 /* The codes of a weight as Python has them, [num_rows][num_inputs] and [num_rows][num_groups]. */
 typedef struct {
     const uint8_t *codes;

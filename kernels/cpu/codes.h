@@ -111,9 +111,44 @@ INLINE RowCodes take_codes(const Rows *x, int64_t first, int64_t end) {
     return all;
 }
 
+#ifdef __AVX512VNNI__
+#define CODE_ROWS 6 /* rows whose sums of a pair of tiles stay in registers */
+#else
+#define CODE_ROWS 4 /* of 8 outputs */
+#endif
+#define LOW_PLANE_BYTES (LINE * PAIR_OUTPUTS / 2) /* of a line of codes of 5 bits */
+
+/* How codes, or integer sums of a line of them, become floats. */
+typedef enum {
+    STARTS, /* codes of 8 bits, whose sums begin at -ZERO_CODE times the inputs */
+    LEVELS, /* the same for the levels of codes */
+    OFFSETS, /* zeros or mins times the sum of the inputs are subtracted */
+    LINE_NUMBERS, /* the same, with a scale and a min for each line, that are multiples of the group's */
+    HALF_SCALES, /* scales of half lines, that are multiples of the group's; codes have a zero */
+    HALF_NUMBERS, /* scales and mins of half lines, that are multiples of the group's */
+} NumberKind;
+
+INLINE NumberKind kind_of(const Codes *w) {
+    switch (w->multiples_kind) {
+        case LINE_MULTIPLES: return LINE_NUMBERS;
+        case HALF_MULTIPLES: return HALF_SCALES;
+        case HALF_PAIRS: return HALF_NUMBERS;
+        default: return w->levels != NULL ? LEVELS : w->num_bits == 8 ? STARTS : OFFSETS;
+    }
+}
+
+/* Whether codes have the zero ZERO_CODE, which no offsets stand for. */
+INLINE bool has_start(const NumberKind kind) { return kind == STARTS || kind == LEVELS; }
+
 /* sums += x @ weight for the rows of a block and lines [line, end), at most CODE_LINES, of a pair of tiles of a part. */
 void multiply_codes_rows(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, const Codes *w, int64_t pair, int64_t line,
                          int64_t end);
+
+#ifdef HAS_TILES
+/* Makes a line of a pair of tiles of a part elements, in `to`: those that the codes stand for, rounded once to float32 and
+ * once to bfloat16. */
+void unpack_codes(element *to, const Codes *w, int64_t pair, int64_t num_lines, int64_t line);
+#endif
 
 #endif
 #endif

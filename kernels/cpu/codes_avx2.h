@@ -86,7 +86,6 @@ INLINE void add_products(__m256i *products, const uint8_t *at, const int8_t *inp
 INLINE void add_line(__m256 *sums, const uint8_t *at, const int8_t *inputs, const LineScale *scales, Group numbers,
                      const uint8_t *multiples, __m256i levels, const int count, const int num_bits,
                      const NumberKind kind) {
-    const bool has_start = kind == STARTS || kind == LEVELS;
     if (kind == LINE_NUMBERS) {
         numbers.scales = _mm256_mul_ps(numbers.scales, _mm256_cvtepi32_ps(load_bytes(multiples)));
         numbers.offsets = _mm256_mul_ps(numbers.offsets, _mm256_cvtepi32_ps(load_bytes(multiples + PAIR_OUTPUTS)));
@@ -97,7 +96,7 @@ INLINE void add_line(__m256 *sums, const uint8_t *at, const int8_t *inputs, cons
     for (int i = 0; i < count; i++) {
         __m256 factor = _mm256_mul_ps(numbers.scales, _mm256_set1_ps(scales[i].scale));
         sums[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[i]), factor, sums[i]);
-        if (!has_start) sums[i] = _mm256_fnmadd_ps(_mm256_set1_ps(scales[i].sum), numbers.offsets, sums[i]);
+        if (!has_start(kind)) sums[i] = _mm256_fnmadd_ps(_mm256_set1_ps(scales[i].sum), numbers.offsets, sums[i]);
     }
 }
 

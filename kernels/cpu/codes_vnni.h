@@ -72,10 +72,9 @@ INLINE __m512i load_levels(const Codes *w) {
 /* The same for a line whose scales are those of its outputs, or of their groups. sums: of the first tile, of the second. */
 INLINE void add_line(__m512 (*sums)[CODE_ROWS], const uint8_t *at, const int8_t *inputs, const LineScale *scales,
                      const Group *numbers, __m512i levels, const int count, const int num_bits, const NumberKind kind) {
-    const bool has_start = kind == STARTS || kind == LEVELS; /* else offsets stand for zeros */
     __m512i a[CODE_ROWS], b[CODE_ROWS];
 #pragma GCC unroll 6
-    for (int i = 0; i < count; i++) a[i] = b[i] = has_start ? _mm512_set1_epi32(scales[i].start) : zero_words();
+    for (int i = 0; i < count; i++) a[i] = b[i] = has_start(kind) ? _mm512_set1_epi32(scales[i].start) : zero_words();
 #pragma GCC unroll 8
     for (int step = 0; step < LINE_STEPS; step++) {
         __m512i one = load_step(at, step, num_bits, kind == LEVELS, levels);
@@ -91,7 +90,7 @@ INLINE void add_line(__m512 (*sums)[CODE_ROWS], const uint8_t *at, const int8_t 
         __m512 scale = _mm512_set1_ps(scales[i].scale), sum = _mm512_set1_ps(scales[i].sum);
         sums[0][i] = multiply_add16(_mm512_cvtepi32_ps(a[i]), multiply16(numbers->scales[0], scale), sums[0][i]);
         sums[1][i] = multiply_add16(_mm512_cvtepi32_ps(b[i]), multiply16(numbers->scales[1], scale), sums[1][i]);
-        if (has_start) continue;
+        if (has_start(kind)) continue;
         sums[0][i] = _mm512_fnmadd_ps(sum, numbers->offsets[0], sums[0][i]);
         sums[1][i] = _mm512_fnmadd_ps(sum, numbers->offsets[1], sums[1][i]);
     }

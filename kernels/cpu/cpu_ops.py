@@ -84,6 +84,7 @@ class CpuOps(CpuStateOps):
         self._line = int(library.op_line())  # elements in 64 bytes
         self._packer = LinearPacker(library, has_integer_products)
         self.has_integer_products = self._packer.takes_codes
+        self.packs_blocks = self._packer.takes_codes or self._packer.unpacks_codes
         self._scratch = torch.empty(0, dtype=dtype)
 
     def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:

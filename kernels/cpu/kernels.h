@@ -249,6 +249,7 @@ typedef struct {
     int32_t is_gated; /* a pair holds a tile of gates and one of ups: 16 outputs act(gate) * up */
     ActivationKind activation;
     float limit; /* of CLAMP and SWIGLU_CLAMPED */
+    int32_t has_float_products; /* codes become elements in products; else the rows are rounded to integers */
     const LowRank *const *updates; /* by slot, or NULL: the linear has no slots. Another thread stores those of slots
                                     * that no step uses; slot 0 has none */
 } Linear;

@@ -53,7 +53,7 @@ typedef struct {
 /* Returns how often a block is multiplied by some lines of a pair of tiles. */
 INLINE int64_t num_chunks(const Linear *w) {
 #ifdef HAS_CODES
-    if (w->num_parts) return divide_up(w->num_lines, CODE_LINES);
+    if (w->num_parts && !w->has_float_products) return divide_up(w->num_lines, CODE_LINES);
 #endif
     return divide_up(w->num_lines, CACHED_LINES);
 }
@@ -173,6 +173,43 @@ static const operand *take_operands(const Rows *x, int64_t first, int64_t end) {
 }
 #endif
 
+/* ── the elements of a pair of tiles ─────────────────────────────────────────────────────────────────────────────── */
+
+#define UNPACKED_ROWS (4 * BLOCK_ROWS) /* codes become elements once for so many rows, if there are */
+
+/* The lines of a pair of tiles: the weight's, or memory for those that codes become. */
+typedef struct {
+    element *lines;
+    int64_t mask; /* of a line's number: memory for two lines is used in turns */
+    const Codes *codes; /* NULL: the lines are there */
+    int64_t pair; /* of the codes */
+} Elements;
+
+/* Returns the lines for the first block of rows of a piece. Those of codes are valid until the thread's next call of
+ * thread_scratch. */
+static Elements elements_of(const Linear *w, int64_t pair, bool is_only_block) {
+    if (!w->num_parts) return (Elements){(element *)w->weight + pair * w->num_lines * 2 * TILE, -1, NULL, 0};
+    const Codes *part = part_of(w, pair);
+    int64_t num_bytes = (is_only_block ? 2 : w->num_lines) * 2 * TILE * (int64_t)sizeof(element);
+    return (Elements){thread_scratch(num_bytes), is_only_block ? 1 : -1, part, pair - part->first_pair};
+}
+
+/* Returns the address of the elements or codes of a pair of tiles. */
+INLINE const char *stored_pair(const Linear *w, int64_t pair) {
+    if (!w->num_parts) return (const char *)(w->weight + pair * w->num_lines * 2 * TILE);
+    const Codes *part = part_of(w, pair);
+    return (const char *)part->codes + (pair - part->first_pair) * w->num_lines * code_line_bytes(part);
+}
+
+/* Returns the prefetches of what follows a pair of tiles, while `num_blocks` blocks are multiplied by it. following: the
+ * next product, or NULL. */
+INLINE Ahead ahead_of(const Linear *w, int64_t pair, const Product *following, int64_t num_blocks) {
+    int64_t line_bytes = w->num_parts ? code_line_bytes(part_of(w, pair)) : 2 * TILE * (int64_t)sizeof(element);
+    const char *next = stored_pair(w, pair + 1);
+    if (pair == w->num_pairs - 1 && following != NULL) next = stored_pair(following->weight, 0);
+    return (Ahead){next, divide_up(line_bytes / 64, num_blocks)};
+}
+
 /* ── a block of rows times a pair of tiles ───────────────────────────────────────────────────────────────────────── */
 
 #ifdef HAS_TILES
@@ -190,18 +227,32 @@ static void configure_tiles(int64_t upper, int64_t lower) {
     _tile_loadconfig(&config);
 }
 
+/* Returns line `line` of a pair of tiles. */
+INLINE element *line_of(const Elements *elements, int64_t line) {
+    return elements->lines + (line & elements->mask) * 2 * TILE;
+}
+
+/* Makes line `line`, if there is one, of its codes. */
+INLINE void make_line(const Elements *elements, int64_t num_lines, int64_t line) {
+    if (elements->codes != NULL && line < num_lines)
+        unpack_codes(line_of(elements, line), elements->codes, elements->pair, num_lines, line);
+}
+
 /* x: the first group's lines, then the second group's. Rows of the block `before` are written at the same time, as
- * tiles and vectors use different execution units. */
-static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
+ * tiles and vectors use different execution units; so is the next line of codes unpacked. */
+static void multiply(Block *block, const operand *x, const Elements *elements, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
     int64_t rows_per_line = divide_up(before->num_rows, num_lines);
     const element *lower = x + GROUP_ROWS * num_lines * LINE;
+    make_line(elements, num_lines, 0);
     _tile_zero(0);
     _tile_zero(1);
     if (num_rows <= GROUP_ROWS) {
         int64_t step = num_rows * LINE;
-        for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
+        for (int64_t line = 0; line < num_lines; line++) {
+            const element *weight = line_of(elements, line);
             fetch_ahead(ahead);
+            make_line(elements, num_lines, line + 1);
             if (block->expansion.num_left) fetch_expansion(&block->expansion);
             _tile_loadd(4, x + line * step, 64);
             _tile_loadd(6, weight, TILE_STEP_BYTES);
@@ -214,8 +265,10 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         int64_t step = (num_rows - GROUP_ROWS) * LINE;
         _tile_zero(2);
         _tile_zero(3);
-        for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
+        for (int64_t line = 0; line < num_lines; line++) {
+            const element *weight = line_of(elements, line);
             fetch_ahead(ahead);
+            make_line(elements, num_lines, line + 1);
             if (block->expansion.num_left) fetch_expansion(&block->expansion);
             _tile_loadd(4, x + line * TILE, 64);
             _tile_loadd(6, weight, TILE_STEP_BYTES);
@@ -241,8 +294,9 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 /* While the rows are multiplied by some lines of the weight, the first group's passes prefetch the next ones. Two groups
  * take so long that memory would be idle: the second one's passes prefetch the keys and values of the next attention. */
-static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
+static void multiply(Block *block, const operand *x, const Elements *elements, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
+    const element *weight = elements->lines;
     int64_t upper = min64(num_rows, GROUP_ROWS), lower = num_rows - upper;
     int64_t num_fetches = num_rows < PREFETCHED_ROWS ? 0 : num_rows <= HELD_ROWS ? 2 : 1;
     (void)ahead;
@@ -275,8 +329,9 @@ INLINE void multiply_far(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t he
                       weight + tile * TILE, 1, count, AHEAD_BYTES);
 }
 
-static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
+static void multiply(Block *block, const operand *x, const Elements *elements, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
+    const element *weight = elements->lines;
     (void)ahead;
     finish_rows(before, BLOCK_ROWS);
     memset(block->sums, 0, (size_t)num_rows * sizeof block->sums[0]);
@@ -315,7 +370,8 @@ static void multiply_codes(Block *block, const RowCodes *x, int64_t row, const L
 
 Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Adapted *adapted) {
     int64_t row_bytes = w->num_lines * LINE * (int64_t)sizeof(operand);
-    int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
+    int64_t least_rows = w->has_float_products ? UNPACKED_ROWS : BLOCK_ROWS;
+    int64_t cached_rows = max64(least_rows, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
     if (w->updates == NULL) adapted = NULL;
@@ -344,14 +400,17 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
             for (; item - first >= product->num_items; product++) first += product->num_items, taken = -1;
             const Linear *w = product->weight;
             int64_t part = (item - first) / w->num_pairs, pair = (item - first) % w->num_pairs;
-            const element *weight = w->weight + pair * w->num_lines * 2 * TILE, *next = weight + w->num_lines * 2 * TILE;
-            if (pair == w->num_pairs - 1 && product < last) next = product[1].weight->weight;
             int64_t start = part * product->part_rows, end = min64(product->num_rows, start + product->part_rows);
+            int64_t num_blocks = divide_up(end - start, BLOCK_ROWS);
+            Ahead ahead = ahead_of(w, pair, product < last ? product + 1 : NULL, num_blocks);
+            Elements elements = {0};
 #ifdef HAS_CODES
-            if (taken != part && w->num_parts) codes = take_codes(&product->x, start, end), taken = part;
+            const bool has_integers = w->num_parts && !w->has_float_products;
+            if (has_integers && taken != part) codes = take_codes(&product->x, start, end), taken = part;
+            if (!has_integers)
 #endif
+                elements = elements_of(w, pair, num_blocks == 1);
             if (taken != part) operands = take_operands(&product->x, start, end), taken = part;
-            Ahead ahead = {(const char *)next, divide_up(32, divide_up(end - start, BLOCK_ROWS))};
             for (int64_t row = start; row < end; row += BLOCK_ROWS) {
                 int64_t count = min64(BLOCK_ROWS, end - row);
 #ifdef HAS_TILES
@@ -360,11 +419,12 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
 #endif
                 describe(block, product, pair, row, count);
 #ifdef HAS_CODES
-                if (w->num_parts) multiply_codes(block, &codes, row - start, w, pair, before);
+                if (has_integers) multiply_codes(block, &codes, row - start, w, pair, before);
                 else
 #endif
-                multiply(block, operands + (row - start) * product->x.stride, weight, w->num_lines, count, &ahead,
-                         before);
+                    multiply(block, operands + (row - start) * product->x.stride, &elements, w->num_lines, count,
+                             &ahead, before);
+                elements.codes = NULL; /* its lines are there */
                 Block *other = before;
                 before = block;
                 block = other;

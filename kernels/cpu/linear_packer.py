@@ -49,17 +49,17 @@ class LinearPacker:
     def __init__(self, library: c.KernelLibrary, has_integer_products: bool) -> None:
         """`has_integer_products`: int8 and int4 weights are packed as codes and multiplied as integers if the kernels
         support that, and fp8 weights are rounded to int8; scales of groups are then in half precision. All other
-        quantized weights are dequantized."""
+        quantized weights are dequantized, but for stored rows whose codes the kernels can make floats in each product:
+        if these are the very floats, the codes are packed."""
         self._library, self._memory = library, PackedMemory()
         self._line = int(library.op_line())
         self.takes_codes = has_integer_products and bool(library.op_has_codes())
+        self.unpacks_codes = not has_integer_products and bool(library.op_unpacks_codes())
 
     def pack(self, weight: Weight, bias: Tensor | None, activation: Activation) -> CpuLinear:
         """Pack a weight [out, in] and a bias [out]. A gated weight has all gates, then all ups."""
         if isinstance(weight, QuantizedWeight) and self._is_rounded(weight):
             weight = fp8_as_int8(weight, GROUP)
-        if isinstance(weight, Tensor) or not self._has_products(weight):
-            weight = as_floats(weight).contiguous()
         num_rows, num_inputs = weight.shape
         num_outputs = num_rows // 2 if activation.is_gated else num_rows
         struct = c.Linear(
@@ -71,8 +71,11 @@ class LinearPacker:
             activation=c.ACTIVATIONS[activation.kind],
             limit=activation.limit,
         )
+        if isinstance(weight, Tensor) or not self._has_products(weight, struct):
+            weight = as_floats(weight).contiguous()
         bias = None if bias is None else bias.contiguous()
         if isinstance(weight, StoredRows):
+            struct.has_float_products = self.unpacks_codes
             owner, num_bytes = self._pack_rows(struct, weight, bias)
         elif isinstance(weight, QuantizedWeight):
             owner, num_bytes = self._pack_codes(struct, weight, bias)
@@ -84,10 +87,11 @@ class LinearPacker:
         """Whether a weight is fp8 that becomes codes, which the kernels can multiply."""
         return self.takes_codes and weight.qweight.dtype == torch.float8_e4m3fn and weight.shape[1] % GROUP == 0
 
-    def _has_products(self, weight: QuantizedWeight | StoredRows) -> bool:
-        """Whether the kernels can multiply this weight's codes: int8 or int4, in contiguous groups of whole lines."""
+    def _has_products(self, weight: QuantizedWeight | StoredRows, struct: Structure) -> bool:
+        """Whether the kernels can multiply this weight's codes: int8 or int4, in contiguous groups of whole lines. Rows
+        that become floats in products must not be rounded."""
         if isinstance(weight, StoredRows):
-            return self.takes_codes
+            return self.takes_codes or (self.unpacks_codes and weight.keeps_floats(_rows_of_pairs(struct)))
         is_cut = weight.group_size % self._line != 0 and weight.group_size < weight.shape[1]
         is_integer = weight.qweight.dtype == torch.int8 or weight.is_packed
         return self.takes_codes and is_integer and weight.g_idx is None and not is_cut

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.spec.config.gguf_index import BLOCKS, EXACT_KINDS
+from tokenloom.kernels.contract import GATED_SILU
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.loader import load_level
-from tokenloom.tests.kernels.cpu.levels import LEVELS, kinds
+from tokenloom.tests.kernels.cpu.levels import EMULATED_AMX, LEVELS, kinds
 from tokenloom.tests.kernels.cpu.test_codes import check, rounded
 from tokenloom.tests.support.gguf_files import hostile_bytes, random_bytes, write_matrices
 from tokenloom.workers.weights.checkpoint import TensorSlice
@@ -148,3 +149,49 @@ def test_all_levels_give_the_same_bits(stored: str, checkpoint: GgufCheckpoint) 
     made = [CpuOps(load_level(level, True).library, torch.bfloat16, has_integer_products=True) for level in LEVELS]
     found = [outputs(ops, checkpoint, f"tame.{stored}", x) for ops in made]
     assert all(torch.equal(each, found[0]) for each in found) and found[0].std() > 0
+
+
+def held_in_tiles(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
+    """Return operations whose products are floats. With AMX they keep codes."""
+    ops = CpuOps(library, kind[0])
+    assert ops.packs_blocks == (kind[1] in ("AMX", EMULATED_AMX)) and not ops.has_integer_products
+    return ops
+
+
+@of_each_level
+@of_each_format
+def test_products_of_floats_have_the_same_bits_from_codes(
+    stored: str, library: KernelLibrary, kind: tuple[torch.dtype, str], checkpoint: GgufCheckpoint
+) -> None:
+    ops = held_in_tiles(library, kind)
+    for name in (f"tame.{stored}", f"hostile.{stored}"):
+        rows = checkpoint.load_blocks(TensorSlice(name, SHAPE))
+        assert rows is not None
+        packed, plain = ops.pack_linear(rows, None), ops.pack_linear(checkpoint.load(TensorSlice(name, SHAPE)), None)
+        assert (packed.nbytes < 0.6 * plain.nbytes) == ops.packs_blocks
+        for count in (*ROWS, 130):  # one block of rows; several, whose codes become elements once
+            x = torch.randn(count, SHAPE[1]).bfloat16()
+            found, expected = ops.logits(x, packed), ops.logits(x, plain)
+            assert torch.equal(found.isnan(), expected.isnan()) and bool(expected.isfinite().any())
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@of_each_level
+def test_codes_that_would_be_rounded_become_floats(
+    library: KernelLibrary, kind: tuple[torch.dtype, str], tmp_path: Path
+) -> None:
+    ops = held_in_tiles(library, kind)
+    kinds = ("IQ4_XS", "Q4_K", "Q6_K")
+    write_matrices(tmp_path, {name: (name, SHAPE, random_bytes(name, SHAPE, 1)) for name in kinds})
+    x = torch.randn(3, SHAPE[1]).bfloat16()
+    with GgufCheckpoint(tmp_path, torch.bfloat16, torch.device("cpu")) as opened:
+        opened.keeps_blocks = True
+        for names, activation in ((("IQ4_XS",), None), (("Q4_K", "Q6_K"), GATED_SILU), (("Q4_K", "Q4_K"), GATED_SILU)):
+            slices = [TensorSlice(name, SHAPE) for name in names]
+            rows, floats = opened.load_blocks(*slices), opened.load(*slices)
+            assert rows is not None
+            options = () if activation is None else (activation,)
+            packed, plain = ops.pack_linear(rows, None, *options), ops.pack_linear(floats, None, *options)
+            is_kept = ops.packs_blocks and names == ("Q4_K", "Q4_K")
+            assert (packed.nbytes < plain.nbytes) == is_kept, names
+            assert torch.equal(ops.linear(x, packed), ops.linear(x, plain))
