@@ -172,15 +172,16 @@ class GgufCheckpoint(Checkpoint):
         for pages in self._pages.values():
             pages.give_back()
         addresses = [self._addresses(wanted) for wanted in slices]
-        kinds = [BLOCK_KINDS.index(self._tensor(wanted.name).kind) for wanted in slices]
+        kinds = [self._tensor(wanted.name).kind for wanted in slices]
         lengths = torch.tensor([len(each) for each in addresses])
         known = tuple(dict.fromkeys(forms))
         places = [known.index(form) for form in forms]
         return StoredRows(
             addresses=torch.cat(addresses),
-            kinds=torch.tensor(kinds, dtype=torch.uint8).repeat_interleave(lengths),
+            kinds=torch.tensor([*map(BLOCK_KINDS.index, kinds)], dtype=torch.uint8).repeat_interleave(lengths),
             forms=torch.tensor(places, dtype=torch.uint8).repeat_interleave(lengths),
             known_forms=known,
+            is_exact=set(kinds) <= set(EXACT_KINDS),
             num_inputs=slices[0].part_shape[1],
             owner=tuple(self._open_files.values()),
             read_floats=partial(self.load, *slices),

@@ -51,7 +51,7 @@ class LayerLoader:
     ) -> None:
         self.checkpoint = checkpoint
         checkpoint.quantize = ops.quantize
-        checkpoint.keeps_blocks = ops.has_integer_products
+        checkpoint.keeps_blocks = ops.packs_blocks
         self.ops = ops
         self.group = group
         self.adapted = adapted
@@ -129,13 +129,15 @@ class LayerLoader:
         return packed
 
     def pack_head(self, name: str, vocab_size: int, hidden_size: int, bias: Tensor | None) -> PackedLinear:
-        """Load and pack this rank's rows of the head's weight, `name`.weight [vocab_size, hidden_size]. With products
-        as integers it keeps the blocks of a GGUF file, or is rounded to int8 with one scale for each row."""
+        """Load and pack this rank's rows of the head's weight, `name`.weight [vocab_size, hidden_size]. If the kernels
+        pack blocks, it keeps those of a GGUF file. With products as integers, another one is rounded to int8 with one
+        scale for each row."""
         wanted = self._of_vocabulary(name, vocab_size, hidden_size)
-        if not self.ops.has_integer_products:
-            return self.pack(self.checkpoint.load(wanted), bias)
-        rows = self.checkpoint.load_rows(wanted)
-        return self.pack(quantize(self.checkpoint.load(wanted), "int8") if rows is None else rows, bias)
+        rows = self.checkpoint.load_rows(wanted) if self.ops.packs_blocks else None
+        if rows is not None:
+            return self.pack(rows, bias)
+        weight = self.checkpoint.load(wanted)
+        return self.pack(quantize(weight, "int8") if self.ops.has_integer_products else weight, bias)
 
     def pack_experts(
         self,

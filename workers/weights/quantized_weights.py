@@ -50,6 +50,9 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
     config = checkpoint.quantization
     if isinstance(checkpoint, GgufCheckpoint) and config is not None and config.layout == "gguf":
         return checkpoint.load_matrix(*slices)
+    if isinstance(checkpoint, GgufCheckpoint) and config is None:
+        rows = checkpoint.load_blocks(*slices)
+        return checkpoint.load(*slices) if rows is None else rows
     if config is None or config.layout in ("on_load", "mxfp4"):  # mxfp4 is a layout of experts only
         return quantize_on_load(checkpoint, checkpoint.load(*slices))
     parts = [_read(checkpoint, config, _Matrix.of(wanted)) for wanted in slices]
