@@ -5,7 +5,12 @@ from __future__ import annotations
 import functools
 import platform
 
-NEEDED = {"avx2", "fma", "f16c"}  # as kernels/cpu/processor.py has them, which may not import this file
+# As kernels/cpu/processor.py has them, which may not import this file.
+NEEDED = {"avx2", "fma", "f16c"}
+NEEDED_BY_AMX = {
+    *("amx_tile", "amx_bf16", "avx512_bf16", "avx512_vnni"),
+    *("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"),
+}
 
 
 def cpu_flags() -> set[str]:
@@ -21,3 +26,9 @@ def cpu_flags() -> set[str]:
 def has_avx2() -> bool:
     """Return whether the processor has AVX2, FMA and F16C, the least that the C kernels need."""
     return cpu_flags() >= NEEDED
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Return whether the processor has AMX and the instructions that the C kernels use beside it."""
+    return cpu_flags() >= NEEDED_BY_AMX

@@ -14,7 +14,7 @@ import msgspec
 
 from ...ipc.errors import ConfigError
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
-from ...ipc.processor import has_avx2
+from ...ipc.processor import has_amx, has_avx2
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.option_ranges import AUTO_LENGTH
 from ...ipc.spec.config.weight_files import StoredTensor, stored_tensors
@@ -60,13 +60,16 @@ def served_bytes(tensors: Mapping[str, StoredTensor], served: Served, config: En
     """Return the bytes of the weights, over all ranks."""
     is_cpu, stored = served.device == "cpu", served.model.quantization
     has_floats = stored is not None and stored.layout == "mxfp4"  # products with these are integers or floats
+    has_blocks = is_cpu and served.dtype == "bfloat16" and has_avx2() and not config.enforce_reference
+    may_unpack = has_amx() and config.cpu_isa in ("auto", "amx")
     return weight_bytes(
         tensors,
         served.model,
         served.dtype,
         keeps_codes=served.has_integer_products or not (is_cpu or has_floats),
         has_integer_products=served.has_integer_products,
-        keeps_blocks=is_cpu and served.dtype == "bfloat16" and has_avx2() and not config.enforce_reference,
+        keeps_blocks=has_blocks,
+        unpacks_blocks=has_blocks and may_unpack and not served.has_integer_products,
     )
 
 

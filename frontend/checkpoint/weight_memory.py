@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ...ipc.spec.config.gguf_index import EXACT_KINDS, KEPT_BITS
 from ...ipc.spec.config.weight_files import StoredTensor
@@ -27,17 +27,23 @@ def weight_bytes(
     keeps_codes: bool,
     has_integer_products: bool = False,
     keeps_blocks: bool = False,
+    unpacks_blocks: bool = False,
 ) -> int:
     """Return the bytes that a model's stored tensors take in memory, over all ranks.
 
     keeps_codes: quantized matrices stay codes, else they become floats. has_integer_products: blocks of GGUF files stay
-    codes, and any other head becomes int8. keeps_blocks: an embedding of a GGUF file stays as it is stored. An encoder
-    of media always becomes floats, and is not loaded for text alone.
+    codes, and any other head becomes int8. keeps_blocks: an embedding of a GGUF file stays as it is stored.
+    unpacks_blocks: blocks stay codes that become floats in each product, if no code is rounded. An encoder of media
+    always becomes floats, and is not loaded for text alone.
     """
     embedding, head = f"{model.names.embedding}.weight", f"{model.names.head}.weight"
     if model.tie_word_embeddings:
         head = head if model.names.prefers_stored_head and head in tensors else embedding
     item_bytes, num_bytes = _ITEM_BYTES[dtype], 0.0
+    head_kinds: Collection[str] = EXACT_KINDS if unpacks_blocks else ()
+    kept_kinds = head_kinds if model.quantization is None else ()
+    if has_integer_products and _layout_of(model) == "gguf":
+        kept_kinds = KEPT_BITS.keys()
     for name, each in tensors.items():
         if name == "lm_head.weight" != head and model.tie_word_embeddings:
             continue
@@ -48,7 +54,7 @@ def weight_bytes(
             num_bytes += each.num_elements * _head_bits(model, each.dtype) / 8
         elif name == embedding != head:
             num_bytes += each.num_bytes if keeps_blocks and each.dtype in KEPT_BITS else floats
-        elif each.dtype in KEPT_BITS and has_integer_products and _layout_of(model) == "gguf":
+        elif each.dtype in (head_kinds if name == head else kept_kinds):
             num_bytes += each.num_elements * KEPT_BITS[each.dtype] / 8
         elif each.dtype in (*FLOATS, *KEPT_BITS):
             is_rounded = keeps_codes and name != head and _layout_of(model) == "on_load"

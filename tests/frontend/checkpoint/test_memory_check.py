@@ -119,7 +119,7 @@ class Huge:
 @pytest.mark.parametrize("folder", [("Q4_1", True)], indirect=True, ids=str)
 def test_a_refusal_says_what_integers_would_take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file has 1.3 M weights in Q4_1, 0.26 M of them in the embedding, as Q8_0; 16384 times of them."""
-    message = Huge(folder, monkeypatch, 20.0).refusal(quantized_products="floats")
+    message = Huge(folder, monkeypatch, 20.0).refusal(quantized_products="floats", cpu_isa="avx2")
     matrices, norms, kv_cache = 2 * (4 * 256**2 + 3 * 256 * 512), 5 * 256, 4 << 20
     weights = 2 * ((1 << 18) + matrices + norms) << 14
     assert message.startswith(f"my model needs {gib(weights + kv_cache + ENGINE_BYTES)} of memory (weights ")
