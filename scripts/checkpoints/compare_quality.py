@@ -1,6 +1,7 @@
 """Compare the answers of a checkpoint's forms with those of its floats: what rounding costs.
 
     python -m tokenloom.scripts.checkpoints.compare_quality MODEL [FORM ...] [--texts FILE ...] [--pieces N]
+        [--piece-tokens N]
 
 MODEL is a folder or a GGUF file. A form is what engine-launch is told: `float32`, `bfloat16`, or a kind of
 --quantization (int8, int4, fp8), with products as floats in bfloat16; `stored` keeps a file's own codes. After a +,
@@ -52,13 +53,14 @@ FORMS = [
 STORED = "stored+integers"
 EXACT = "float32"
 TEXTS = ["LICENSE", "docs/design/failures.md", "core/scheduling/scheduler.py"]
-PIECE_TOKENS, NUM_BLOCKS = 900, 128
+PIECE_TOKENS = 900
 
 
 class Form:
     """A model in one form, and what it computed of the pieces so far, one tensor for each."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, piece_tokens: int) -> None:
+        """`piece_tokens`: of the longest piece."""
         kind, *added = name.split("+")
         self.dtype = getattr(torch, kind) if kind in FLOATS else torch.bfloat16
         if EXACT in added:
@@ -76,7 +78,8 @@ class Form:
         begun = time.perf_counter()
         model = served_model(config, folder)
         model = model if has_integers else with_floats(model)
-        self.model: DecoderModel = load_model(folder, model, PIECE_TOKENS, self.dtype, CPU, ops, ParallelGroup())
+        self.model: DecoderModel = load_model(folder, model, piece_tokens, self.dtype, CPU, ops, ParallelGroup())
+        self._num_blocks = piece_tokens // BLOCK_SIZE + 2
         self.load_s = time.perf_counter() - begun
         self.losses: list[Tensor] = []  # in nats, of each token but the first
         self.divergences: list[Tensor] = []  # at each place
@@ -84,7 +87,7 @@ class Form:
 
     def logprobs(self, tokens: list[int]) -> Tensor:
         """Compute the log probabilities of all tokens at each place: [n, vocabulary]."""
-        run = PagedRun(self.model, BLOCK_SIZE, NUM_BLOCKS, self.cache_dtype)
+        run = PagedRun(self.model, BLOCK_SIZE, self._num_blocks, self.cache_dtype)
         return run.step({"text": tokens})["text"].float().log_softmax(1)
 
     def note(self, tokens: list[int], found: Tensor, exact: Tensor) -> None:
@@ -111,13 +114,13 @@ class Form:
         }
 
 
-def read_pieces(folder: Path, texts: list[str], num_pieces: int) -> tuple[list[list[int]], str]:
-    """Return the first pieces of each text, of at most PIECE_TOKENS tokens each, and a digest of all of them."""
+def read_pieces(folder: Path, texts: list[str], num_pieces: int, size: int) -> tuple[list[list[int]], str]:
+    """Return the first pieces of each text, of at most `size` tokens each, and a digest of all of them."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pieces = list[list[int]]()
     for text in texts:
-        tokens = tokenizer.encode((ROOT / text).read_text(encoding="utf-8")).ids[: num_pieces * PIECE_TOKENS]
-        pieces += [tokens[begin : begin + PIECE_TOKENS] for begin in range(0, len(tokens), PIECE_TOKENS)]
+        tokens = tokenizer.encode((ROOT / text).read_text(encoding="utf-8")).ids[: num_pieces * size]
+        pieces += [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
     return pieces, hashlib.sha256(repr(pieces).encode()).hexdigest()[:16]
 
 
@@ -127,14 +130,14 @@ def measure(setup: Setup) -> None:
     folder = find_checkpoint(options.model)
     if options.model.endswith(SUFFIX):
         add_tokenizer(folder)
-    pieces, digest = read_pieces(folder, options.texts, options.pieces)
+    size = options.piece_tokens
+    pieces, digest = read_pieces(folder, options.texts, options.pieces, size)
     report.note("tokens", sum(map(len, pieces)))
     report.note("digest of the tokens", digest)
     names = options.forms or [*FORMS, *([STORED] if options.model.endswith(SUFFIX) else [])]
-    forms = {name: Form(folder, name) for name in dict.fromkeys((EXACT, *names))}
-    forms |= {
-        form.relative_to: Form(folder, form.relative_to) for form in forms.values() if form.relative_to not in forms
-    }
+    forms = {name: Form(folder, name, size) for name in dict.fromkeys((EXACT, *names))}
+    others = {form.relative_to for form in forms.values()} - forms.keys()
+    forms |= {name: Form(folder, name, size) for name in others}
     for piece in pieces:
         exact = forms[EXACT].logprobs(piece)
         for name, form in forms.items():
@@ -147,7 +150,8 @@ OPTIONS = {
     "model": (REQUIRED, "a folder or a GGUF file", str),
     "forms": ([], f"default: {' '.join(FORMS)}, and {STORED} of a GGUF file"),
     "--texts": (TEXTS, "files, from the folder of the source"),
-    "--pieces": (1, f"of {PIECE_TOKENS} tokens, of each text"),
+    "--pieces": (1, "of each text"),
+    "--piece-tokens": (PIECE_TOKENS, "of a piece"),
     "--threads": (1,),
 }
 CASE = Case("quality", measure, OPTIONS, model="", rounds=0)
