@@ -152,7 +152,7 @@ def test_all_levels_give_the_same_bits(stored: str, checkpoint: GgufCheckpoint) 
 
 
 def held_in_tiles(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
-    """Return operations whose products are floats. With AMX they keep codes."""
+    """Return operations with products of floats, which keep codes if they have AMX."""
     ops = CpuOps(library, kind[0])
     assert ops.packs_blocks == (kind[1] in ("AMX", EMULATED_AMX)) and not ops.has_integer_products
     return ops
@@ -169,7 +169,7 @@ def test_products_of_floats_have_the_same_bits_from_codes(
         assert rows is not None
         packed, plain = ops.pack_linear(rows, None), ops.pack_linear(checkpoint.load(TensorSlice(name, SHAPE)), None)
         assert (packed.nbytes < 0.6 * plain.nbytes) == ops.packs_blocks
-        for count in (*ROWS, 130):  # one block of rows; several, whose codes become elements once
+        for count in (*ROWS, 130):  # one block of rows; several, so that codes become elements once
             x = torch.randn(count, SHAPE[1]).bfloat16()
             found, expected = ops.logits(x, packed), ops.logits(x, plain)
             assert torch.equal(found.isnan(), expected.isnan()) and bool(expected.isfinite().any())
