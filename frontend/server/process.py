@@ -22,6 +22,7 @@ from ...ipc.child import SupervisorChannel, run_child
 from ...ipc.errors import ConfigError
 from ...ipc.messages.orders import Order, Ordered
 from ...ipc.messages.supervisor import (
+    AnswersPings,
     CoreUp,
     Drain,
     Drained,
@@ -95,7 +96,7 @@ class FrontendProcess:
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_stopping = False
         self._stop_reason = ""
-        self._has_sent_ready = self._has_sent_drained = self._must_hand_over = False
+        self._has_begun = self._has_sent_ready = self._has_sent_drained = self._must_hand_over = False
 
     def _secure(self) -> ZapHandler | None:
         """With --key-file, encrypt the clients' socket and return the handler that admits only the file's client key.
@@ -199,6 +200,9 @@ class FrontendProcess:
     def turn(self) -> None:
         """Run one turn of the loop: receive from all sockets, complete the threads' jobs, handle deadlines, and
         send."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.supervisor.send(AnswersPings())
         maybe_fail("frontend.receive")
         if self._zap is not None:
             self._zap.answer()

@@ -46,6 +46,10 @@ class Measured(Message, frozen=True, kw_only=True, tag="measured"):
     free_bytes: int = 0  # memory that its host has free for this replica, after the weights
 
 
+class AnswersPings(Message, frozen=True, kw_only=True, tag="answers_pings"):
+    """Notice of a frontend that is not ready yet: its loop runs, so that its silence is a hang from now on."""
+
+
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     pass
 
@@ -192,6 +196,7 @@ ChildToSupervisor: TypeAlias = (
     | Phase
     | PhaseProgress
     | Measured
+    | AnswersPings
     | Ready
     | Failed
     | Drained

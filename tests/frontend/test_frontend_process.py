@@ -36,7 +36,16 @@ from tokenloom.ipc.messages.client import (
     Tokenize,
 )
 from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, FrontendToCore
-from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Drain, Drained, Failed, Phase, Ready, Stop
+from tokenloom.ipc.messages.supervisor import (
+    AnswersPings,
+    ChildToSupervisor,
+    Drain,
+    Drained,
+    Failed,
+    Phase,
+    Ready,
+    Stop,
+)
 from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.ipc.sockets.addresses import RunDirectory
 from tokenloom.ipc.sockets.endpoints import Endpoints
@@ -193,6 +202,7 @@ def test_the_first_frontend_waits_for_all_cores_and_its_successor_for_one(
             engine.at_core(Hello)
             identity, _ = _receive(second)
             engine.core_says(welcome)
+            engine.from_child(AnswersPings)  # from now on its silence is a hang, although it is not ready
             if number == 0:
                 say(engine.client(address), REQUEST)
                 engine.at_core(EngineCoreRequest)

@@ -30,6 +30,7 @@ class Child:
     spec: ProcessSpec
     process: ChildProcess
     is_ready: bool = False
+    answers_pings: bool = False  # the process has reported that it does, before it is ready
     measured: Measured | None = None
     started_at: float = field(default_factory=time.monotonic)
     last_sign_at: float = field(default_factory=time.monotonic)  # time of the last message, plus the time without a CPU

@@ -1,6 +1,8 @@
 """HealthMonitor: pings all child processes except the workers, and detects children that hang.
 
-A starting child reports its progress without being pinged. Ready workers are watched by the core.
+A starting child reports its progress without being pinged. A frontend is watched like a ready one as soon as its loop
+runs: it then goes on with connections, and one of their requests may make it hang. Ready workers are watched by the
+core.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class HealthMonitor:
                 continue
             if self._is_blocked(child):
                 child.last_sign_at = now
-            if now - child.last_sign_at > (self._hang_timeout_s if child.is_ready else self._start_limit_s):
+            if now - child.last_sign_at > (self._hang_timeout_s if _is_watched(child) else self._start_limit_s):
                 hang = f"{child.spec.name} hangs: no sign of life for {now - child.last_sign_at:.1f} s"
                 return child, child.describe_end() if child.failure else hang
             if child.spec.unit.role != "worker":
@@ -54,6 +56,11 @@ class HealthMonitor:
 
     def _is_blocked(self, child: Child) -> bool:
         """Return whether a starting child waits for another: a frontend for a core, or a rank for the other ranks."""
-        if child.spec.unit.role == "frontend" and not child.is_ready:
+        if child.spec.unit.role == "frontend" and not _is_watched(child):
             return not any(each.is_ready for each in self._children.all if each.spec.unit.role == "core")
         return child.measured is not None and any(each.measured is None for each in self._children.of(child.spec.unit))
+
+
+def _is_watched(child: Child) -> bool:
+    """Return whether a child must answer pings within the hang timeout."""
+    return child.is_ready or child.answers_pings

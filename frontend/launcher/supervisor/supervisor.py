@@ -200,6 +200,8 @@ class Supervisor:
             self._report.announce_progress(child.spec.name, message)
         elif isinstance(message, messages.Measured):
             self._on_measured(child, message)
+        elif isinstance(message, messages.AnswersPings):
+            child.answers_pings = True
         elif isinstance(message, messages.Ready):
             self._on_ready(child)
         elif isinstance(message, messages.Failed):

@@ -78,6 +78,7 @@ class Continuation(msgspec.Struct):
     rendered_cached: int = 0  # the next Shown's num_cached
     seed: int = 0  # the last Shown's
     is_resumed: bool = False  # whether the client has bytes of the answer
+    num_losses: int = 0  # frontends lost with it since its last new token
     is_kept: bool = False  # whether somebody reads the Shown of each part; without a reader none is made
     is_muted: bool = False  # whether the client has all that is being rendered
     rendered: list[tuple[int, Delta]] = []  # deltas by choice that no Shown has yet; only if it is kept
@@ -114,7 +115,7 @@ class Continuation(msgspec.Struct):
 
     def submits(self, given: Sequence[Submit], new_seed: Callable[[], int]) -> list[Submit]:
         """Return the submits of a request with the tokens that its client has, if the request may have to go on in
-        another frontend, with seeds that are the same there."""
+        another frontend, with seeds that are the same there. An engine that drains refuses only first attempts."""
         if not (self.is_kept or self.answers):
             return list(given)
         self.seed = self.seed or new_seed()
@@ -124,6 +125,7 @@ class Continuation(msgspec.Struct):
             seed = seeds.getrandbits(63) if position else self.seed
             if submit.params.seed is None:
                 submit = msgspec.structs.replace(submit, params=submit.params.replace(seed=seed))
+            submit = msgspec.structs.replace(submit, attempt=self.num_losses)
             found.append(self._with_tokens(submit, position * submit.params.n))
         return found
 

@@ -145,6 +145,7 @@ async def _serve(
     on_exhausted = partial(frontend.counts.update, ["accept_paused_for_descriptors"])
 
     learning = asyncio.ensure_future(_learn_form(frontend))
+    turns.begin()  # before connections are adopted: if a request of theirs makes this process hang, that is noticed
     await generating.responses.resume()
     await adopt(keeper, kept, partial(_new_adopted, server, connections))
     server.servers = [accept(each, server, connections, spec.config, on_exhausted, keeper) for each in listeners]  # type: ignore[misc]
@@ -243,10 +244,15 @@ class TurnLoop:
             self._is_pending = True
             self._loop.call_soon(self._turn)
 
-    async def run(self) -> None:
-        """Run turns until the process is stopping. If a turn raises an exception, raise it."""
+    def begin(self) -> None:
+        """Take the first turn; others follow it. If it raises an exception, raise it."""
+        self._process.turn()
         self._loop.add_reader(self._process.wakeup_fd, self.wake)
+        self._watch(self._process.sockets)
         self.wake()
+
+    async def run(self) -> None:
+        """Run turns until the process is stopping. If a turn raises an exception, raise it. Call `begin` before."""
         try:
             await self._end
         finally:

@@ -201,6 +201,7 @@ class KeptConnection:
             num_cached=record.num_cached,
             seed=record.seed,
             is_resumed=record.has_head,
+            num_losses=record.losses,
             is_kept=True,
         )
 

@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom.frontend.launcher.supervisor.children import Child, Children
 from tokenloom.frontend.launcher.supervisor.health_monitor import HealthMonitor
-from tokenloom.frontend.launcher.supervisor.launcher import CORE, ProcessSpec, UnstartedProcess
+from tokenloom.frontend.launcher.supervisor.launcher import CORE, FRONTEND, ProcessSpec, UnstartedProcess
 
 TIMEOUT_S = 60.0
 
@@ -47,3 +47,16 @@ def test_a_late_ping_and_a_busy_cpu_are_no_hang(
     silent_s: float, ping_late_s: float, starved_s: float, expected: bool
 ) -> None:
     assert is_hang(silent_s=silent_s, ping_late_s=ping_late_s, starved_s=starved_s) == expected
+
+
+@pytest.mark.parametrize(("answers_pings", "has_core", "expected"), [(True, False, True), (False, True, False)])
+def test_a_starting_frontend_hangs_like_a_ready_one_once_its_loop_runs(
+    answers_pings: bool, has_core: bool, expected: bool
+) -> None:
+    core = Child(ProcessSpec(CORE), Starved(0.0), is_ready=has_core)
+    frontend = Child(ProcessSpec(FRONTEND), Starved(0.0), answers_pings=answers_pings)
+    monitor = HealthMonitor(cast(Children, SimpleNamespace(all=[core, frontend], send=lambda *_: None)), TIMEOUT_S)
+    monitor.begin(first_start_s=1.0)
+    now = monitor.next_at = time.monotonic()
+    frontend.last_sign_at = now - TIMEOUT_S - 1
+    assert (monitor.check() is not None) == expected

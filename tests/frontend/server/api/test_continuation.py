@@ -12,6 +12,9 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.forms.answer_forms.named import named_form
+from tokenloom.frontend.server.api.continuation import Continuation
+from tokenloom.ipc.messages.client import Submit
+from tokenloom.ipc.params.sampling_params import SamplingParams
 from tokenloom.tests.frontend.server.api.cut_answers import CutApp, Part, continuation_of, some_turns, texts_of
 from tokenloom.tests.frontend.server.http.served_app import serving
 from tokenloom.tests.support.in_loop import in_loop
@@ -154,3 +157,11 @@ async def test_a_stream_that_is_cut_often_shows_each_token_once(served: CutApp, 
         is_over = num_sent >= len(parts)
     assert _shown_of(sent) == _shown_of(whole)
     assert texts_of(b"".join(part.body for part in sent)) == texts_of(b"".join(part.body for part in whole))
+
+
+def test_a_request_of_a_lost_frontend_is_no_first_attempt() -> None:
+    submit = Submit(request_id="a", prompt="x", params=SamplingParams())
+    for num_losses in (0, 2):
+        continuation = Continuation(nonce=bytes(16), created=0.0, is_kept=True, num_losses=num_losses)
+        (found,) = continuation.submits([submit], lambda: 5)
+        assert found.attempt == num_losses  # an engine that drains refuses first attempts
