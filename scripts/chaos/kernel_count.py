@@ -5,8 +5,9 @@
 Each of --streams connections is written by a process that is killed with SIGKILL --kills times. After each kill the
 kernel's count (frontend/listening/kernel_count.py) is read from a duplicate, and the next writer begins there. The
 bytes tell their place in the stream, and the client compares each. --path veth puts a virtual link of 100 Mbit/s in
-between, and needs root; slow readers and a small receive buffer are mixed in. Prints the counts, and exits with 1 if a
-byte was wrong or missing.
+between, and --path lossy one that loses 3 % of the packets, repeats 1 % and delays 5 % (lossy_link.py); both need root.
+Slow readers and a small receive buffer are mixed in. Prints the counts, and exits with 1 if a byte was wrong or
+missing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from tokenloom.frontend.listening.kernel_count import KernelCount
 from tokenloom.scripts.bench.report import print_json
 from tokenloom.scripts.bench.runner import read_options
+from tokenloom.scripts.chaos.lossy_link import LossyLink
 
 WORD = 8  # bytes that tell their place
 LONGEST_S = 0.01  # life of a writer
@@ -164,6 +166,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.path == "veth":
         with veth() as netns:
             report = measure(arguments.streams, arguments.kills, HOST, netns)
+    elif arguments.path == "lossy":
+        with contextlib.closing(LossyLink(SPACE)) as link:
+            report = measure(arguments.streams, arguments.kills, link.host, link.netns) | {"packets": link.counts}
     else:
         report = measure(arguments.streams, arguments.kills)
     print_json(report, arguments.json)
