@@ -187,7 +187,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     try:
         _start_processes(supervisor, config)
         _record(supervisor, config, run_directory, is_private=is_private)
-        supervisor.announce_ready()
+        supervisor.publisher.announce_ready(spec.served_model_name)
     except BaseException:
         supervisor.stop()
         raise

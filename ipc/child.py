@@ -80,10 +80,9 @@ def run_child(
     """
     ignore_group_signals()
     name = process_name(name, replica)
-    set_title(f"tokenloom {name}")
     spec = EngineSpec.from_environment().of_replica(replica)
+    take_name(name, spec.config.log_level)
     start_lifeline(None if before_exit is None else partial(before_exit, spec))
-    log.configure(name, spec.config.log_level)
     child = new_child(spec)
     try:
         return child.run() or 0
@@ -95,6 +94,12 @@ def run_child(
         return exit_code_of(error)
     finally:
         child.close()
+
+
+def take_name(name: str, log_level: str) -> None:
+    """Name this process, in the list of processes and in its log."""
+    set_title(f"tokenloom {name}")
+    log.configure(name, log_level)
 
 
 def exit_code_of(error: Exception) -> int:

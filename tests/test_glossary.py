@@ -15,7 +15,7 @@ row step batch epoch generation ledger delta feature mixer
 block slot arena group slab snapshot pool namespace key publication tier source object pin
 fill medium span entry piece
 draft mask begin jump
-replica core frontend gateway host agent unit supervisor holding order helper blob
+replica core frontend gateway host agent unit spare supervisor holding order helper blob
 """
 LINES = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| (?!concept )", line)]
 ENTRIES = [match.groups() for match in map(LINE.fullmatch, LINES) if match is not None]

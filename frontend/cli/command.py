@@ -29,13 +29,18 @@ COMMANDS = {  # description by name
     "rm": "remove a fetched model",
     "launch": "run Claude Code or Codex with the engine",
     "ps": "list the engines that run",
-    "status": "show the model and state of a running engine",
+    "status": "show model and state of a running engine",
+    "reload-frontend": "upgrade the frontends, no stream is cut",
     "bench": "measure throughput, latency, start-up, …",
     "join": "lend this machine to an engine elsewhere",
     "keygen": "generate the keys of a tcp:// address",
     "completion": "print a completion script for a shell",
 }
-_FOLDERS = {"launch": "agents."} | dict.fromkeys(("pull", "ls", "show", "rm"), "models.")  # of modules in sub-folders
+_FOLDERS = {  # of modules in sub-folders
+    "launch": "agents.",
+    **dict.fromkeys(("pull", "ls", "show", "rm"), "models."),
+    **dict.fromkeys(("ps", "status", "reload-frontend"), "running."),
+}
 SERVE = "serve"  # the command that may be left out
 GATEWAY = "gateway"  # serve without a model of its own
 ALL_COMMANDS = {
@@ -102,16 +107,18 @@ def list_commands(text_by_name: Mapping[str, str]) -> str:
 
 def list_in_columns(text_by_name: Mapping[str, str]) -> str:
     """Format the commands in two columns, down the first one first."""
-    lines = list_commands(text_by_name).splitlines()
-    height = (len(lines) + 1) // 2
-    width = max(map(len, lines[:height]))
-    pairs = zip_longest(lines[:height], lines[height:], fillvalue="")
+    commands = [*text_by_name.items()]
+    height = (len(commands) + 1) // 2
+    first = list_commands(dict(commands[:height])).splitlines()
+    second = list_commands(dict(commands[height:])).splitlines()
+    width = max(map(len, first))
+    pairs = zip_longest(first, second, fillvalue="")
     return "\n".join(f"{left:{width}}{right}".rstrip() for left, right in pairs)
 
 
 def load_command(name: str) -> Command:
     """Import the module of a command and return its Command."""
-    module = importlib.import_module(f".{_FOLDERS.get(name, '')}{name}", __package__)
+    module = importlib.import_module(f".{_FOLDERS.get(name, '')}{name.replace('-', '_')}", __package__)
     takes_rest = getattr(module, "TAKES_REST", False)
     return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run, takes_rest)
 

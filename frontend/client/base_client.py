@@ -199,6 +199,11 @@ class BaseClient(Generic[DoneT]):
         there is no such replica, or no other one."""
         return self._control(order_query("restart_replicas", replica=replica))
 
+    def reload_frontends(self) -> DoneT:
+        """Replace the engine's frontends one by one, as after a change of their program. The next one loads while the
+        old one serves, and goes on with its streams and requests. InternalError if one does not come up."""
+        return self._control(order_query("reload_frontends"))
+
     def set_log_level(self, level: LogLevel) -> DoneT:
         """Set the log level of all processes of the engine, including those that start later. RequestError if `level`
         is unknown."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zmq
 
-from ...ipc.child import SupervisorChannel, run_child
+from ...ipc.child import SupervisorChannel, run_child, take_name
 from ...ipc.errors import ConfigError
 from ...ipc.messages.orders import Order, Ordered
 from ...ipc.messages.supervisor import (
@@ -28,11 +28,13 @@ from ...ipc.messages.supervisor import (
     Drained,
     HandOver,
     Initialize,
+    Loaded,
     Phase,
     Progress,
     Ready,
     ReplicaDown,
     Stop,
+    TakeOver,
     WorkersUp,
 )
 from ...ipc.notes.deadly import ReadingNote
@@ -78,12 +80,14 @@ class FrontendProcess:
         *,
         index: int = 0,
         number: int = 0,
+        is_spare: bool = False,
     ) -> None:
         """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; if
         empty, there is no HTTP server. `kept_fds`: of the journal, and of the channel to the supervisor. `index`:
-        number of this frontend among those of the engine. `number`: how many frontends had this index before."""
+        number of this frontend among those of the engine. `number`: how many frontends had this index before.
+        `is_spare`: wait, once all is loaded, until it is to take the place of the one before."""
         self._spec, self._address, self._http_fds, self._kept_fds = spec, address, http_fds, kept_fds
-        self._index, self._number = index, number
+        self._index, self._number, self._is_spare = index, number, is_spare
         self._identity = identity = identity_of(frontend_name(index), number)  # on the sockets to supervisor and cores
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, identity)
@@ -113,6 +117,8 @@ class FrontendProcess:
         spec = self._spec
         self._frontend = self._load()
         self.supervisor.counts = self._frontend.counts
+        if self._is_spare and not self._wait_to_take_over():
+            return
         _tune_garbage_collector()
         self._listen()
         counts = self._frontend.counts
@@ -128,6 +134,16 @@ class FrontendProcess:
             self._serve_http()
         else:
             self._serve()
+
+    def _wait_to_take_over(self) -> bool:
+        """Wait for TakeOver. Return False if the engine stops before."""
+        if self._http_fds:
+            from .http import server  # noqa: F401, which takes long
+        self.supervisor.send(Loaded())
+        while not isinstance(message := self.supervisor.wait(), (TakeOver, Stop)):
+            pass
+        take_name(frontend_name(self._index), self._spec.config.log_level)
+        return isinstance(message, TakeOver)
 
     def _serve(self) -> None:
         poller, polled = zmq.Poller(), tuple[zmq.Socket[bytes], ...]()
@@ -322,6 +338,7 @@ def main() -> int:
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
     parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
     parser.add_argument("--journal-fd", type=int, default=-1, help="memory for the HTTP connections")
+    parser.add_argument("--spare", action="store_true", help="wait until it is to take the place of the one before")
     parser.add_argument("--keeper-fd", type=int, default=-1, help="channel to the supervisor, which keeps them")
     arguments = parser.parse_args()
     return_large_blocks()
@@ -330,9 +347,12 @@ def main() -> int:
         index, number = arguments.index, arguments.number
         address = arguments.address or spec.endpoints.clients_of(index)
         kept_fds = (arguments.journal_fd, arguments.keeper_fd)
-        return FrontendProcess(spec, address, arguments.http_fd, kept_fds, index=index, number=number)
+        return FrontendProcess(
+            spec, address, arguments.http_fd, kept_fds, index=index, number=number, is_spare=arguments.spare
+        )
 
-    return run_child(frontend_name(arguments.index), new_child, before_exit=_remove_files)
+    name = frontend_name(arguments.index)
+    return run_child(f"next {name}" if arguments.spare else name, new_child, before_exit=_remove_files)
 
 
 def _remove_files(spec: EngineSpec) -> None:

@@ -27,6 +27,7 @@ OrderAction: TypeAlias = Literal[
     "clear_kv_cache",
     "log_level",
     "restart_replicas",
+    "reload_frontends",
 ]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # parts of a worker's memory

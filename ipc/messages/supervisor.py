@@ -50,6 +50,10 @@ class AnswersPings(Message, frozen=True, kw_only=True, tag="answers_pings"):
     """Notice of a frontend that is not ready yet: its loop runs, so that its silence is a hang from now on."""
 
 
+class Loaded(Message, frozen=True, kw_only=True, tag="loaded"):
+    """Notice of a spare frontend: it has loaded all that it can, and waits for TakeOver."""
+
+
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     pass
 
@@ -197,6 +201,7 @@ ChildToSupervisor: TypeAlias = (
     | PhaseProgress
     | Measured
     | AnswersPings
+    | Loaded
     | Ready
     | Failed
     | Drained
@@ -316,6 +321,10 @@ class HandOver(Message, frozen=True, kw_only=True, tag="hand_over"):
     """Order to a frontend to end after its turn; its successor goes on with its HTTP connections."""
 
 
+class TakeOver(Message, frozen=True, kw_only=True, tag="take_over"):
+    """Order to a spare frontend to go on with the work of the one before, which has ended."""
+
+
 class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
     """Order to log at this level from now on, to all children, also to those that start later."""
 
@@ -357,6 +366,7 @@ SupervisorToChild: TypeAlias = (
     | ReplicaDown
     | DrainReplica
     | HandOver
+    | TakeOver
     | FrontendDown
     | SetLogLevel
     | Drain

@@ -4,8 +4,8 @@
 
 The server is that of tests/frontend/server/http/kept/: its supervisor keeps the connections, and forks the next server
 at once. Each of --clients connections asks for one stream after the other; before each kill the fault is placed, and
-the next process that reaches the point is killed there. Counts the streams, those that were wrong or cut, and those
-whose request was refused with 503. Exit code 1 if one was wrong or cut, or refused elsewhere than at http.read.
+the next process that reaches the point is killed there. Counts the streams, the wrong and the cut ones, and those
+refused with 503. Exit code 1 if one was wrong or cut, or refused elsewhere than at http.read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COUNTS = ("streams", "wrong", "cut", "refused")
 
 
 def ask(server: Supervised, is_over: Event) -> dict[str, int]:
-    """Ask for streams until it is over, and count what becomes of them."""
+    """Ask for streams until it is over, and count their outcomes."""
     counts, client = dict.fromkeys(COUNTS, 0), server.connect()
     while not is_over.is_set():
         counts["streams"] += 1

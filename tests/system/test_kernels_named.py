@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tokenloom import LLM, Client, SamplingParams
-from tokenloom.frontend.cli.status import lines
+from tokenloom.frontend.cli.running.status import lines
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.scripts.bench.engine_process import Engine

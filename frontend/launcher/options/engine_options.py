@@ -75,6 +75,8 @@ class EngineOptions(TypedDict, total=False):
     """frontend processes, each with an address; they share --http (default: 1)"""
     frontends: int | None
     """the same as api_server_count"""
+    spare_frontend: bool | None
+    """beside each frontend one that has loaded and takes its place if it is lost (default: False)"""
     distributed_executor_backend: Literal["mp", "uni", "ray", "auto"] | None
     """who starts the worker processes: mp, uni (for one rank): this command; ray: Ray, on --hosts nodes (default:
     mp)"""

@@ -36,6 +36,7 @@ class Child:
     last_sign_at: float = field(default_factory=time.monotonic)  # time of the last message, plus the time without a CPU
     failure: str = ""  # the text of its message Failed
     address: str = ""  # a tier process's on another host, for the core
+    is_loaded: bool = False  # a spare frontend's: it can take over
 
     def describe_end(self) -> str:
         """Return the name of the process and the cause of its end. It must have ended, or have sent Failed."""
@@ -57,18 +58,32 @@ class Children:
         for source in (socket, *launcher.wakers):
             self.poller.register(source, zmq.POLLIN)
         self.all: list[Child] = []
+        self.spares: list[Child] = []  # frontends that wait to take over
         self._kept: dict[tuple[type, Unit], SupervisorToChild] = {}  # messages sent by `announce`
         self._places_taken = launcher.places_taken  # as last sent to the launcher process
 
     def spawn(self, spec: ProcessSpec) -> None:
         """Start a process. If it cannot be started, it is added as one that has ended."""
+        self.all.append(self._spawn(spec))
+
+    def spawn_spare(self, spec: ProcessSpec) -> Child:
+        """Start a spare frontend, which is no part of the engine yet."""
+        self.spares.append(self._spawn(spec))
+        return self.spares[-1]
+
+    def add_spare(self, spare: Child) -> None:
+        """Make a spare a part of the engine."""
+        self.spares.remove(spare)
+        self.all.append(spare)
+
+    def _spawn(self, spec: ProcessSpec) -> Child:
         try:
             process = self._launcher.spawn(spec)
         except OSError as error:
             process = UnstartedProcess(spec.name, error)
-        self.all.append(Child(spec, process))
         for fd in process.wake_fds:
             self.poller.register(fd, zmq.POLLIN)
+        return Child(spec, process)
 
     def poll(self, timeout_ms: int) -> None:
         """Wait at most `timeout_ms` for an event of `poller`, then run Launcher.turn, which forwards the children's
@@ -87,7 +102,8 @@ class Children:
     def next_at(self) -> float:
         """Latest time at which `poll` must be called, in monotonic seconds: the launcher's, or 0 if a process could not
         be started."""
-        has_unstarted = any(isinstance(child.process, UnstartedProcess) for child in self.all)
+        started = (*self.all, *self.spares)
+        has_unstarted = any(isinstance(child.process, UnstartedProcess) for child in started)
         return 0.0 if has_unstarted else self._launcher.next_at
 
     def num_hosts_lost(self, replica: int) -> int:
@@ -133,10 +149,18 @@ class Children:
     def remove(self, unit: Unit) -> None:
         """Kill the processes of a unit that still run, wait for their end and remove them."""
         for child in self.of(unit):
-            for fd in child.process.wake_fds:
-                self.poller.unregister(fd)
-            child.process.close()
+            self._end(child)
             self.all.remove(child)
+
+    def remove_spare(self, spare: Child) -> None:
+        """Kill a spare frontend if it still runs, and remove it."""
+        self._end(spare)
+        self.spares.remove(spare)
+
+    def _end(self, child: Child) -> None:
+        for fd in child.process.wake_fds:
+            self.poller.unregister(fd)
+        child.process.close()
 
     def ended(self) -> Iterator[Child]:
         """Yield the children that have ended and are not removed yet. The caller may remove children during the
@@ -149,7 +173,8 @@ class Children:
         """Yield waiting messages with their sender, for at most RECEIVE_S, so that a flood of messages does not delay
         the rest of the supervisor's work. Messages of removed children are dropped."""
         for identity, message in self._control.receive_from(RECEIVE_S):
-            child = next((child for child in self.all if child.spec.identity == identity), None)
+            known = (*self.all, *self.spares)
+            child = next((child for child in known if child.spec.identity == identity), None)
             if child is not None:
                 child.last_sign_at = time.monotonic()
                 yield child, message
@@ -193,6 +218,8 @@ class Children:
     def close(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for the children to end, kill the others, and close all sockets and descriptors."""
         deadline = time.monotonic() + timeout_s
+        for spare in list(self.spares):
+            self.remove_spare(spare)
         for child in self.all:
             if child.spec.unit != LAUNCHER:  # it has nothing to finish, and its end would end other hosts
                 child.process.wait(deadline - time.monotonic())

@@ -16,7 +16,7 @@ from ....ipc.messages import supervisor as messages
 from ....ipc.notes.deadly import DeadlyRequests
 from ....ipc.sockets.addresses import RunDirectory
 from .children import Child, Children
-from .kept_connections import KeptConnections
+from .frontends.kept_connections import KeptConnections
 from .launcher import Unit
 from .replica import Replica
 from .replicas.restart_policy import MAX_DELAY_S

@@ -102,12 +102,15 @@ class Orders(Generic[ReplicaT]):
         send: Callable[[int, Hold], None],
         reply: Callable[[Ordered], None],
         restart: Callable[[int | None], None],
+        reload_frontends: Callable[[], None],
     ) -> None:
         """find: searches for a checkpoint and calls its Then with the folder, or with an error. send: sends a Hold to
         the core of a replica. reply: sends a reply to all frontends and cores. restart: starts to restart a replica, or
-        all if None; the caller calls `on_restarted` at the end."""
+        all if None; the caller calls `on_restarted` at the end. reload_frontends: starts to replace the frontends; the
+        caller calls `on_reloaded` at the end."""
         self._replicas, self._find = replicas, find
         self._send, self._reply, self._restart = send, reply, restart
+        self._reload_frontends = reload_frontends
         self._open: dict[str, _OpenOrder] = {}  # by id
         self._queue: deque[_OpenOrder] = deque()  # the first one is sent
         self._replies: dict[str, Ordered] = {}  # by id, the oldest first
@@ -143,6 +146,9 @@ class Orders(Generic[ReplicaT]):
         order = opened.order
         if order.action == "restart_replicas":
             self._restart(order.replica)
+            return
+        if order.action == "reload_frontends":
+            self._reload_frontends()
             return
         opened.waits = {each.number for each in self._replicas.alive if order.replica in (None, each.number)}
         opened.unsent = set(opened.waits)
@@ -181,6 +187,12 @@ class Orders(Generic[ReplicaT]):
         """Reply to the order to restart replicas, which has ended. `failure`: the reason why they were not restarted,
         or ""."""
         error = ErrorInfo("request", f"replicas were not restarted: {failure}") if failure else None
+        self._end(self._queue[0], error)
+
+    def on_reloaded(self, failure: str) -> None:
+        """Reply to the order to replace the frontends, which has ended. `failure`: the reason why not all were
+        replaced, or ""."""
+        error = error_info(InternalError(failure)) if failure else None
         self._end(self._queue[0], error)
 
     def on_lost(self, replica: ReplicaT, reason: str, *, has_core: bool) -> None:

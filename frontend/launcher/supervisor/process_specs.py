@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...listening.http_listeners import HttpListeners
-from .kept_connections import KeptConnections
+from .frontends.kept_connections import KeptConnections
 from .launcher import ProcessSpec, Unit
 from .replica import Replica
 
@@ -24,7 +24,9 @@ class ProcessSpecs:
         of another unit. `numbers`: the number of each unit; `addresses`: for clients, by frontend."""
         number = numbers[unit]
         if unit.role == "frontend":
-            return [self._frontend(unit, number, addresses[unit.place])]
+            spec = self.frontend(unit, number, addresses[unit.place])
+            self._kept.hand_over(unit.place)
+            return [spec]
         replica = self._replicas[unit.place]
         spec = self._spec.of_replica(unit.place)
         holdings, arena = replica.holdings, replica.arena
@@ -61,9 +63,11 @@ class ProcessSpecs:
             for host in spec.hosts
         ]
 
-    def _frontend(self, unit: Unit, number: int, address: str) -> ProcessSpec:
-        fds, kept = self._listeners.fds, self._kept.renew(unit.place)
+    def frontend(self, unit: Unit, number: int, address: str, *, is_spare: bool = False) -> ProcessSpec:
+        """Return a frontend to start. `address`: for clients. `is_spare`: it waits until it is to take over."""
+        fds, kept = self._listeners.fds, self._kept.prepare(unit.place)
         arguments = [f"--index={unit.place}", f"--number={number}", f"--address={address}"]
         arguments += [f"--http-fd={fd}" for fd in fds]
         arguments += [f"{flag}={fd}" for flag, fd in zip(("--journal-fd", "--keeper-fd"), kept, strict=False)]
+        arguments += ["--spare"] if is_spare else []
         return ProcessSpec(unit, number, arguments=arguments, inherited_fds=[*fds, *kept])

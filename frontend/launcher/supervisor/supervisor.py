@@ -19,12 +19,11 @@ import zmq
 
 from ....ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ....ipc.messages import supervisor as messages
-from ....ipc.messages.base import PROTOCOL_VERSION, Hello, Pong
+from ....ipc.messages.base import Hello, Pong
 from ....ipc.messages.orders import Held, Hold, Order, Ordered
 from ....ipc.process import log
 from ....ipc.process.awake_clock import AwakeClock
-from ....ipc.process.log import log_always
-from ....ipc.process.service_manager import READY, STOPPING, notify
+from ....ipc.process.service_manager import STOPPING, notify
 from ....ipc.sockets.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...checkpoint.search import CheckpointSearch
@@ -32,14 +31,15 @@ from ...checkpoint.start_report import StartReport
 from ...listening.http_listeners import HttpListeners
 from .children import Child, Children
 from .drain import DrainWatch
-from .engine_state import state_lines
-from .frontend_reload import FrontendReload
+from .frontends.kept_connections import KeptConnections
+from .frontends.reload import FrontendReload
+from .frontends.spares import SpareFrontends
 from .health_monitor import HealthMonitor
-from .kept_connections import KeptConnections
-from .launcher import Launcher, Unit
+from .launcher import Launcher, ProcessSpec, Unit
 from .losses import Losses
 from .orders import Orders
 from .process_specs import ProcessSpecs
+from .publisher import Publisher
 from .replica import Replica
 from .rolling_restart import RollingRestart
 from .roster import Roster
@@ -81,13 +81,29 @@ class Supervisor:
         self.losses = Losses(
             run_directory, self._children, self._roster, self._kept, self._on_replica_lost, self._on_frontend_lost
         )
-        self._reload = FrontendReload(self._children, self._roster, self.losses.hand_over)
+        self._spares = SpareFrontends(spec, self._children, self._roster, self._kept, self._new_spare)
+        self._reload = FrontendReload(
+            self._children, self._roster, self._spares, spec.config.start_timeout_s, self.losses.hand_over
+        )
         self._search = CheckpointSearch(spec, self._wake)
         self._orders = Orders(
-            self._roster, self._search.find, self._send_hold, self._reply, lambda number: self._rolling.begin(number)
+            self._roster,
+            self._search.find,
+            self._send_hold,
+            self._reply,
+            lambda number: self._rolling.begin(number),
+            lambda: self._reload.begin(self._orders.on_reloaded),
         )
         self._rolling = RollingRestart(
             spec, self._roster, self._children, self.losses.replace, self.losses.report, self._orders.on_restarted
+        )
+        self.publisher = Publisher(
+            self._children,
+            self._roster,
+            self.losses,
+            self._report,
+            announce,
+            lambda: [*self.addresses, *self._listeners.addresses],
         )
         self._is_serving = False
         self._failure: TokenloomError | None = None
@@ -119,23 +135,22 @@ class Supervisor:
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {limit_s:g} s")
         self._is_serving = True
         self._health.begin(time.monotonic() - self._started_at)
-        self._publish_start()
-
-    def announce_ready(self) -> None:
-        """Announce to the operator and to systemd the addresses at which the engine serves."""
-        places = " and ".join(self._places)
-        self._announce(f"Ready at {places} after {time.monotonic() - self._started_at:.2f} s")
-        notify(READY, f"serves {self.spec.served_model_name} at {places}")
+        self.publisher.publish_start()
 
     def _start(self, unit: Unit) -> None:
         """Start the processes of a unit."""
         if unit.role == "worker":
             self._roster.replicas[unit.place].holdings.abandon_change()
         self._roster.resting.discard(unit)
+        if self._spares.take_over(unit):
+            return
         specs = self._specs.of(unit, self._roster.numbers, self.addresses)
         self._report.forget_phases({spec.name for spec in specs})
         for spec in specs:
             self._children.spawn(spec)
+
+    def _new_spare(self, unit: Unit, number: int) -> ProcessSpec:
+        return self._specs.frontend(unit, number, self.addresses[unit.place], is_spare=True)
 
     # ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,13 +175,18 @@ class Supervisor:
         self._children.poll(self._poll_timeout_ms(timeout_s))
         requests = self._signals.take_requests() if self._signals else ()
         if SIGUSR1 in requests:
-            self._log_state()
+            self.publisher.log_state(self._phase)
         if SIGUSR2 in requests:
             self._reload.begin()
         self._kept.receive()
         self._roster.report_lost_arenas()
         for child, message in self._children.receive():
-            self._on_message(child, message)
+            if child in self._children.spares:
+                self._spares.on_message(child, message)
+            else:
+                self._on_message(child, message)
+        for lost in self._spares.take_lost():
+            self._reload.on_lost(*lost)
         for child in self._children.ended():
             if not self._is_serving:  # a child's Failed says what the user has to change
                 for each in self._children.receive_last_of(child):
@@ -178,6 +198,8 @@ class Supervisor:
         self._search.take()
         self._orders.go_on()
         self._reload.go_on()
+        if self._phase == "serving":
+            self._spares.keep()
         self._start_due_units()
         if hang := self._health.check():
             self._on_loss(*hang)
@@ -190,7 +212,8 @@ class Supervisor:
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, Hello):
-            self._check_hello(child, message)
+            if mismatch := self.spec.mismatch(message):
+                self._failure = ProtocolError(f"{child.spec.name} {mismatch}")
             self._children.send_kept(child)
         elif isinstance(message, messages.Phase):
             if message.name == "listen":
@@ -226,18 +249,11 @@ class Supervisor:
             self._children.on_placement(message)
         elif isinstance(message, (messages.Progress, messages.Served)):
             self._roster.on_progress(child, message)
-            self._publish_progress()
+            self.publisher.publish_progress()
         else:
             assert isinstance(message, Pong)
 
     # ── start messages ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def _check_hello(self, child: Child, hello: Hello) -> None:
-        if (hello.protocol_version, hello.fingerprint) != (PROTOCOL_VERSION, self.spec.fingerprint):
-            self._failure = ProtocolError(
-                f"{child.spec.name} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
-                f"this is protocol {PROTOCOL_VERSION} of run {self.spec.run_id}"
-            )
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
@@ -264,13 +280,9 @@ class Supervisor:
                     self.losses.tell(each, self.losses.last, [child])
             self._rolling.on_frontend_ready(child)
             self._drain.on_frontend_lost_or_back()
-        self._publish_start()
-        self._publish_progress()
+        self.publisher.publish_start()
+        self.publisher.publish_progress()
         self._rolling.on_changed()
-
-    def _publish_start(self) -> None:
-        phases = messages.StartPhases(phases=self._report.phases, kernels=self._children.kernels())
-        self._children.broadcast(phases, "frontend")
 
     def _on_failed(self, child: Child, message: messages.Failed) -> None:
         """Record the reason that a child gives for its end. During the engine's start it becomes the engine's error."""
@@ -302,7 +314,7 @@ class Supervisor:
         self._children.send_to(self._roster.replicas[number].core, hold)
 
     def _reply(self, ordered: Ordered) -> None:
-        self._publish_progress()  # the client may ask for it next
+        self.publisher.publish_progress()  # the client may ask for it next
         self._children.broadcast(ordered, "frontend", "core")
 
     def _wake(self) -> None:
@@ -319,8 +331,9 @@ class Supervisor:
             self._failure = self._failure or EngineDead(reason)
             return
         self.losses.on_loss(child, reason)
+        self._reload.on_loss(child, reason)
         self._failure = self._failure or self.losses.failure
-        self._publish_progress()
+        self.publisher.publish_progress()
 
     def _on_replica_lost(self, replica: Replica, reason: str, has_core: bool) -> None:
         self._orders.on_lost(replica, reason, has_core=has_core)
@@ -337,26 +350,11 @@ class Supervisor:
                 del self._roster.start_at[unit]
                 self._start(unit)
 
-    def _publish_progress(self) -> None:
-        """Send the engine's progress and state to the frontends, for /health and metrics."""
-        self._children.broadcast(self._full_progress(), "frontend")
-
-    def _full_progress(self) -> messages.Progress:
-        """Return the last Progress of the cores, added up, with the fields that the supervisor knows."""
-        return self.losses.add_to(self._roster.progress())
-
-    def _log_state(self) -> None:
-        """Log the engine's state at any log level, since the operator asked for it."""
-        now = time.monotonic()
-        phase = "draining" if self._drain.is_on else "serving" if self._is_serving else "starting"
-        places = self._places if self._is_serving else []
-        for line in state_lines(self._roster.state(places, now - self._started_at, phase, self._full_progress())):
-            log_always(logger, line)
-
     @property
-    def _places(self) -> list[str]:
-        """All addresses at which the engine serves."""
-        return [*self.addresses, *self._listeners.addresses]
+    def _phase(self) -> str:
+        if not self._is_serving:
+            return "starting"
+        return "draining" if self._drain.is_on else "serving"
 
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -148,7 +148,7 @@ class RemoteCores:
 
     def take_order(self, order: Order) -> bool:
         """Send an order to the engines. Return False for one that is for the gateway's own processes."""
-        if order.action == "log_level":
+        if order.action in ("log_level", "reload_frontends"):
             return False
         self._orders.add(order)
         return True

@@ -70,6 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, _devices("replicas of the model: each has a core and workers, a router spreads the requests")
     ] = 1
     api_server_count: Annotated[int, _clients("frontend processes, each with an address; they share --http")] = 1
+    spare_frontend: Annotated[
+        bool, _clients("beside each frontend one that has loaded and takes its place if it is lost")
+    ] = False
     distributed_executor_backend: Annotated[
         Literal["mp", "uni", "ray"],
         _devices("who starts the worker processes: mp, uni (for one rank): this command; ray: Ray, on --hosts nodes"),

@@ -149,6 +149,15 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The first message on each connection between processes of this engine."""
         return Hello(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, fingerprint=self.fingerprint)
 
+    def mismatch(self, hello: Hello) -> str:
+        """Return the reason why the sender of a Hello does not belong to this engine, or ""."""
+        if (hello.protocol_version, hello.fingerprint) == (PROTOCOL_VERSION, self.fingerprint):
+            return ""
+        return (
+            f"speaks protocol {hello.protocol_version} of run {hello.run_id}, "
+            f"this is protocol {PROTOCOL_VERSION} of run {self.run_id}"
+        )
+
     @property
     def model_names(self) -> list[str]:
         """All names that requests may use; the first is the one in responses."""

@@ -14,21 +14,25 @@ from tokenloom.frontend.launcher.supervisor.replicas.restart_policy import MAX_F
 from tokenloom.frontend.launcher.supervisor.supervisor import Supervisor
 from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import Ping, Pong
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
     Drain,
     Drained,
+    Failed,
     HandOver,
     HostGone,
     HostPlaced,
     Initialize,
+    Loaded,
     Measured,
     PlacesTaken,
     Progress,
     Ready,
     Stop,
     SupervisorToChild,
+    TakeOver,
     TierDown,
     TierListening,
     TierUp,
@@ -43,7 +47,9 @@ class RemoteProcess:
 
     is_blameless = was_killed = False
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec, spec: ProcessSpec) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec, spec: ProcessSpec, spare_failure: str
+    ) -> None:
         self.spec, self.place = spec, "pid 7 on host-1"
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self.has_ended = self.is_closed = False
@@ -54,7 +60,9 @@ class RemoteProcess:
         self.wake_fds: Sequence[int] = [self._event, int(self._control.getsockopt(zmq.FD))]
         self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.send(engine.hello)
-        if spec.unit.role == "worker":
+        if "--spare" in spec.arguments:
+            self.send(Failed(error=ErrorInfo("config", spare_failure)) if spare_failure else Loaded())
+        elif spec.unit.role == "worker":
             self.send(Measured(pool_bytes=9, block_bytes=(1,), device="none"))
         elif spec.unit.role in ("core", "tier", "launcher") or spec.number:
             if spec.host:
@@ -73,6 +81,8 @@ class RemoteProcess:
                 self.send(Ready())
             elif isinstance(message, Ping) and self.answers_pings:
                 self.send(Pong())
+            elif isinstance(message, TakeOver):
+                self.send(Ready())
             elif isinstance(message, Drain):
                 self.send(Drained())
             elif isinstance(message, (Stop, HandOver)):
@@ -129,6 +139,7 @@ class RemoteEngine:
         self.news: list[HostPlaced | HostGone] = []
         self.num_lost = self.num_refused = 0
         self.refusal: OSError | None = None  # of the machine to start a process
+        self.spare_failure = ""  # of a spare frontend, instead of loading
         self.script: Callable[[], None] = self.finish_start
         self.supervisor = Supervisor(spec, RunDirectory.create(), listeners, self, lambda line: None)
         self.policies = self.supervisor._roster.policies
@@ -202,7 +213,7 @@ class RemoteEngine:
         if self.refusal is not None:
             self.num_refused += 1
             raise self.refusal
-        self.processes.append(RemoteProcess(self._context, self._spec, spec))
+        self.processes.append(RemoteProcess(self._context, self._spec, spec, self.spare_failure))
         return self.processes[-1]
 
     def turn(self) -> None:

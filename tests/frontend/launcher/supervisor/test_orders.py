@@ -33,11 +33,17 @@ class Rig:
         self.sent: list[tuple[int, Hold]] = []
         self.replies: list[Ordered] = []
         self.restarts: list[int | None] = []
+        self.num_reloads = 0
         self.searches: dict[str, Callable[[str | TokenloomError], None]] = {}  # by model
-        self.orders = Orders(self, self.searches.__setitem__, self._send, self.replies.append, self.restarts.append)
+        self.orders = Orders(
+            self, self.searches.__setitem__, self._send, self.replies.append, self.restarts.append, self._reload
+        )
 
     def is_up(self, replica: FakeReplica) -> bool:
         return replica.number not in self.away
+
+    def _reload(self) -> None:
+        self.num_reloads += 1
 
     def _send(self, number: int, hold: Hold) -> None:
         if hold.holding is not None:
@@ -233,6 +239,17 @@ def test_a_restart_is_an_order_among_others() -> None:
     assert rig.restarts == [1, None] and rig.take_errors() == {"a": ""}
     rig.orders.on_restarted("there is one")
     assert rig.take_errors() == {"b": "replicas were not restarted: there is one"} and len(rig.sent) == 2
+
+
+def test_a_reload_of_the_frontends_is_an_order_among_others() -> None:
+    rig = Rig(1)
+    rig.add("a", "reload_frontends")
+    rig.add("b", "reload_frontends")
+    assert rig.num_reloads == 1 and rig.sent == []
+    rig.orders.on_reloaded("")
+    assert rig.num_reloads == 2 and rig.take_errors() == {"a": ""}
+    rig.orders.on_reloaded("it has not come up")
+    assert rig.take_errors() == {"b": "it has not come up"}
 
 
 # ── with a supervisor ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -57,7 +57,7 @@ def test_all_replicas_are_restarted_in_turn_and_each_drains_first(engine: Remote
     assert [(type(each), getattr(each, "replica", None)) for each in found] == [*of_each, (Ordered, None)]
     for unit in (*CORES, WORKERS, Unit("worker", 1)):
         assert [process.is_closed for process in engine.of(unit)] == [True, False]
-    assert engine.supervisor._full_progress().num_restarts == 0, "an order is no failure"
+    assert engine.supervisor.publisher.progress().num_restarts == 0, "an order is no failure"
 
 
 def test_a_frontend_that_is_lost_meanwhile_has_drained_and_its_successor_is_asked(engine: RemoteEngine) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.frontend.cli.status import lines
+from tokenloom.frontend.cli.running.status import lines
 from tokenloom.frontend.server.metrics.adapter_metrics import OTHER, AdapterMetrics
 from tokenloom.ipc.messages.adapter import AdaptersProgress
 from tokenloom.ipc.messages.client import GetInfo, Health, Info

@@ -22,7 +22,7 @@ import uvloop
 import zmq
 from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.launcher.supervisor.kept_connections import KeptConnections
+from tokenloom.frontend.launcher.supervisor.frontends.kept_connections import KeptConnections
 from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import JournalLimits
@@ -112,7 +112,8 @@ def main(is_on: bool) -> None:
     kept = KeptConnections(new_spec(config=EngineConfig()), listeners, poller)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
     while True:
-        journal_fd, channel_fd = kept.renew(0)
+        journal_fd, channel_fd = kept.prepare(0)
+        kept.hand_over(0)
         if (pid := os.fork()) == 0:
             channel = socket.socket(fileno=os.dup(channel_fd))
             uvloop.run(serve(listener, journal_fd, channel, is_on))

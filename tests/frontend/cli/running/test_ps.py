@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenloom.frontend.cli.ps import EngineState, ask_all, table
+from tokenloom.frontend.cli.running.ps import EngineState, ask_all, table
 from tokenloom.frontend.launcher.engine_record import EngineRecord
 from tokenloom.ipc.messages.client import Health, Info
 

@@ -7,12 +7,12 @@ import json
 
 import msgspec
 
-from ...ipc.messages.client import Health, Info
-from ..client.client import Client
-from ..launcher.engine_record import running_engines
-from .attach import add_api_key
-from .engines import StandardTerminal, check_address, client_places, engine_at
-from .http_engine import HttpEngine
+from ....ipc.messages.client import Health, Info
+from ...client.client import Client
+from ...launcher.engine_record import running_engines
+from ..attach import add_api_key
+from ..engines import StandardTerminal, check_address, client_places, engine_at
+from ..http_engine import HttpEngine
 
 DESCRIPTION = "Show the model and state of a running engine. Exit code 0: it serves; 1: it does not."
 EXAMPLES = ["", "http://127.0.0.1:8000", "tcp://10.0.0.7:5555 --key-file engine.key --json"]

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import zmq
 
-from ....ipc.spec.config.engine_spec import EngineSpec
-from ...listening.http_listeners import HttpListeners
-from ...listening.journal.journal import Counts, read_counts
-from ...listening.journal.pages import new_pages
-from ...listening.keeper import KEPT, MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
+from .....ipc.spec.config.engine_spec import EngineSpec
+from ....listening.http_listeners import HttpListeners
+from ....listening.journal.journal import Counts, read_counts
+from ....listening.journal.pages import new_pages
+from ....listening.keeper import KEPT, MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
 
 MAX_PACKETS = 1000  # read from a channel at a time
 
@@ -29,6 +29,7 @@ class _Kept:
     def __init__(self) -> None:
         self.journal_fd = new_pages()
         self.channel, self.child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._next: tuple[socket.socket, socket.socket] | None = None  # channel and child's end of a spare
         self.fd_by_slot: dict[int, int] = {}
 
     def receive(self) -> None:
@@ -58,14 +59,27 @@ class _Kept:
         with contextlib.suppress(OSError):  # the frontend has ended
             socket.send_fds(self.channel, [packet(KEPT, slots)], [self.fd_by_slot[slot] for slot in slots])
 
-    def reopen(self) -> None:
-        """Take the last messages of a frontend that has ended, and make a channel for its successor."""
+    def prepare(self) -> int:
+        """Make a channel for the next frontend, and return its end of it."""
+        self._drop_next()
+        self._next = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return self._next[1].fileno()
+
+    def hand_over(self) -> None:
+        """Take the last messages of a frontend that has ended, and use the channel of the next one."""
+        assert self._next is not None, "prepare comes before hand_over"
         self.receive()
         self.channel.close()
         self.child_end.close()
-        self.channel, self.child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, self.child_end = self._next
+        self._next = None
+
+    def _drop_next(self) -> None:
+        for end in self._next or ():
+            end.close()
 
     def close(self) -> None:
+        self._drop_next()
         for fd in (self.journal_fd, *self.fd_by_slot.values()):
             os.close(fd)
         self.fd_by_slot.clear()
@@ -82,16 +96,21 @@ class KeptConnections:
         for each in self._kept:
             poller.register(each.channel.fileno(), zmq.POLLIN)
 
-    def renew(self, index: int) -> Sequence[int]:
-        """Return the descriptors that the next frontend with this index inherits: of its journal, and of its end of the
-        channel. The one before must have ended."""
+    def prepare(self, index: int) -> Sequence[int]:
+        """Return the descriptors that the next frontend with this index inherits: of its journal, and of its end of a
+        new channel."""
         if not self._kept:
             return ()
         kept = self._kept[index]
-        self._poller.unregister(kept.channel.fileno())
-        kept.reopen()
-        self._poller.register(kept.channel.fileno(), zmq.POLLIN)
-        return kept.journal_fd, kept.child_end.fileno()
+        return kept.journal_fd, kept.prepare()
+
+    def hand_over(self, index: int) -> None:
+        """Let the frontend that has inherited them go on. The one before must have ended."""
+        if self._kept:
+            kept = self._kept[index]
+            self._poller.unregister(kept.channel.fileno())
+            kept.hand_over()
+            self._poller.register(kept.channel.fileno(), zmq.POLLIN)
 
     def receive(self) -> None:
         """Take the messages of all frontends."""

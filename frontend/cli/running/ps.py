@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from ...ipc.errors import TokenloomError
-from ...ipc.messages.client import Health, Info
-from ..client.client import Client
-from ..launcher.engine_record import EngineRecord, running_engines
-from .engines import age
+from ....ipc.errors import TokenloomError
+from ....ipc.messages.client import Health, Info
+from ...client.client import Client
+from ...launcher.engine_record import EngineRecord, running_engines
+from ..engines import age
 
 DESCRIPTION = "List the engines of this user that run on this machine."
 EXAMPLES = ["", "--json"]
