@@ -19,6 +19,8 @@ from tokenloom.tests.frontend.forms.parsers.cuts import call_parser, thought_par
 UNITS = ("a", " ", "[", '\\"', "<")
 JSON = ("", '{"name": "', '{"name": "f", "arguments": {"a": "', '{"x": "')
 HEADS = {  # the begins of answers, by the parser that they lead into
+    "granite": tuple(f"<|tool_call|>[{each}" for each in (*JSON, '{"name": "f", "arguments": {}}')),
+    "lfm2": ("<|tool_call_start|>[", "<|tool_call_start|>[f", "<|tool_call_start|>[f(a='", "<|tool_call_start|>[f(), "),
     "hermes": tuple(f"<tool_call>{each}" for each in (*JSON, '{"name": "f", "arguments": {}}')),
     "llama": ("", "<|python_tag|>", *JSON),
     "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS]f[CALL_ID]", '[TOOL_CALLS][{"name": "'),

@@ -29,6 +29,9 @@ _MISTRAL_LIST = CallForm(
     kind="object", start="[TOOL_CALLS][", next=", ", end="]", name_path=("name",), arguments_path=("arguments",)
 )
 _MISTRAL = CallForm(kind="json", start="[TOOL_CALLS]", next="[TOOL_CALLS]", end="", mid="[ARGS]")
+_GRANITE = CallForm(
+    kind="object", start="<|tool_call|>[", next=", ", end="]", name_path=("name",), arguments_path=("arguments",)
+)
 _CODER = CallForm(
     kind="tagged",
     start="<tool_call>\n<function=",
@@ -53,6 +56,7 @@ _PYTHON = CallForm(
     texts="python",
 )
 _FORMS: dict[str, tuple[CallForm, ...]] = {
+    "granite": (_GRANITE,),
     "hermes": (HERMES,),
     "mistral": (
         _MISTRAL_LIST,
@@ -64,6 +68,7 @@ _FORMS: dict[str, tuple[CallForm, ...]] = {
         _PYTHON,
         msgspec.structs.replace(_PYTHON, start="<|python_start|>[", end="]<|python_end|>"),
     ),
+    "lfm2": (msgspec.structs.replace(_PYTHON, start="<|tool_call_start|>[", end="]<|tool_call_end|>"),),
     "olmo3": (
         msgspec.structs.replace(
             _PYTHON,

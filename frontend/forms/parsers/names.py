@@ -25,6 +25,9 @@ _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
     ("<function_calls>", "olmo3"),
+    ("<|tool_call|>", "granite"),
+    ("<|tool_list_start|>", "lfm2"),
+    ("List of tools: [", "lfm2"),
     ("<|python_start|>", "pythonic"),
     ("[func_name1(", "pythonic"),
 )

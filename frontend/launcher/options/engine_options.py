@@ -310,7 +310,9 @@ class EngineOptions(TypedDict, total=False):
     tool_call_parser: (
         Literal[
             "auto",
+            "granite",
             "hermes",
+            "lfm2",
             "llama",
             "mistral",
             "olmo3",
@@ -338,7 +340,6 @@ class EngineOptions(TypedDict, total=False):
             "gigachat3",
             "glm45",
             "glm47",
-            "granite",
             "granite-20b-fc",
             "granite4",
             "hf",
@@ -351,7 +352,6 @@ class EngineOptions(TypedDict, total=False):
             "k2_horizon",
             "kimi_k2",
             "kimi_k3",
-            "lfm2",
             "ling3",
             "longcat",
             "mimo",

@@ -30,9 +30,9 @@ NAMES = {  # alias: option
 
 _CALLS_OF_FAMILIES = (  # parsers of one family's calls: the form is learned from such a model's template
     *("apertus", "beam", "cohere_command3", "cohere_command4", "deepseek_v31", "deepseek_v32", "deepseek_v4"),
-    *("deepseek_v41", "dots", "ernie45", "functiongemma", "gemma4", "gigachat3", "glm45", "glm47", "granite"),
+    *("deepseek_v41", "dots", "ernie45", "functiongemma", "gemma4", "gigachat3", "glm45", "glm47"),
     *("granite-20b-fc", "granite4", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba"),
-    *("k2_horizon", "kimi_k2", "kimi_k3", "lfm2", "ling3", "longcat", "mimo", "minicpm5", "minimax_m2", "minimax_m3"),
+    *("k2_horizon", "kimi_k2", "kimi_k3", "ling3", "longcat", "mimo", "minicpm5", "minimax_m2", "minimax_m3"),
     *("muse", "muse_glimmer", "musespark1x", "phi4_mini_json", "plamo3", "poolside_v1", "seed_oss", "step3"),
     *("step3p5", "step5", "xlam"),
 )

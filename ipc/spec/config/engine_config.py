@@ -307,7 +307,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _logging("URL of a collector of OpenTelemetry's spans; none: OTEL_EXPORTER_OTLP_ENDPOINT", is_secret=True),
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama", "mistral", "olmo3", "pythonic", "qwen3_coder", "openai", "none"],
+        Literal[
+            "auto",
+            "granite",
+            "hermes",
+            "lfm2",
+            "llama",
+            "mistral",
+            "olmo3",
+            "pythonic",
+            "qwen3_coder",
+            "openai",
+            "none",
+        ],
         _answers("how answers write tool calls; auto: as the template shows"),
     ] = "auto"
     reasoning_parser: Annotated[

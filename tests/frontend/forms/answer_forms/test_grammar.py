@@ -57,7 +57,7 @@ def check_walks(form: AnswerForm, params: StructuredOutputsParams, vocabulary: W
 
 @pytest.mark.parametrize("are_special", [False, True])
 @pytest.mark.parametrize("mode", ["forced", "thought", "strict"])
-@pytest.mark.parametrize("name", ["hermes", "mistral", "olmo3", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize("name", ["granite", "hermes", "lfm2", "mistral", "olmo3", "qwen3_coder", "pythonic"])
 def test_random_answers_conform(name: str, mode: str, are_special: bool, tmp_path: Path) -> None:
     form = msgspec.structs.replace(FORMS[name], thought=("<think>\n", "\n</think>\n\n"))
     vocabulary = WalkedVocabulary(tmp_path, special_markers(form) if are_special else ())

@@ -99,6 +99,16 @@ def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
             'Hm. <function_calls>\nf(a=1, b="x\\n", c=[true, null])\ng.h()\n\nf(a=2)\n</function_calls>',
             [("f", {"a": 1, "b": "x\n", "c": [True, None]}), ("g.h", {}), ("f", {"a": 2})],
         ),
+        (
+            partial(call_parser, "granite"),
+            'Hm. <|tool_call|> [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+            [("f", {"a": 1}), ("g", {})],
+        ),
+        (
+            partial(call_parser, "lfm2"),
+            "Hm. <|tool_call_start|>[f(a='é', b=[True]), g()]<|tool_call_end|>",
+            [("f", {"a": "é", "b": [True]}), ("g", {})],
+        ),
         (new_coder, f"Hm. {CODER}\n{CODER}", [("add", {"a": 1, "s": "2\nx"})] * 2),
         (
             new_coder,
@@ -156,6 +166,9 @@ def test_a_deeply_nested_object_is_read_by_character() -> None:
         ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}[THINK][/THINK]", "mistral", "mistral"),
         ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic", "none"),
         ("{% if tools %}<functions></functions><function_calls>{% endif %}", "olmo3", "none"),
+        ("{% if tools %}respond only with <|tool_call|> followed by a list{% endif %}", "granite", "none"),
+        ("{% if tools %}List of tools: <|tool_list_start|>[{% endif %}", "lfm2", "none"),
+        ("{% if tools %}List of tools: [{% endif %}", "lfm2", "none"),
         ("<|start|>assistant<|channel|>{{ tools }}", "openai", "gpt_oss"),
         ("{{ messages }}", "hermes", "none"),
         ("{{ parameters }}", "hermes", "none"),
