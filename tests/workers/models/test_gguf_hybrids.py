@@ -32,6 +32,7 @@ from tokenloom.workers.machine.parallel import ParallelGroup
 
 LENGTHS = {"a": 97, "b": 1, "c": 33}
 VISIBLE = 1e-4  # of the largest logit
+MOST_OF_CODES = 3.5  # times the error of bf16: 1.6 to 2.8 in all cases
 NO_LIMITS = {"time_step_limit": [0.0, float("inf")]}  # of Mamba2's steps, of which files say nothing
 UNGATED = {"mamba_norm_before_gate": False}
 NEMOTRON = {"time_step_min": 1e-9, "layer_norm_epsilon": 0.02}
@@ -126,20 +127,29 @@ def test_ranks_together_have_the_logits_of_one(case: str, tmp_path: Path) -> Non
 
 @needs_products
 @pytest.mark.parametrize("case", some(list(CASES), 2))
-@pytest.mark.parametrize(("form", "bound", "share"), [("Q8_0", 0.12, 0.9), ("Q4_0", 0.12, 0.8)])
-def test_codes_stay_codes(form: str, bound: float, share: float, case: str, tmp_path: Path) -> None:
-    """Matrices of mixers are kept as the file has them; beside the same file with its codes as floats. The middle
-    token's difference counts: others go to another expert if two have nearly the same score."""
+@pytest.mark.parametrize(("form", "share"), [("Q8_0", 0.9), ("Q4_0", 0.8)])
+def test_codes_stay_codes(form: str, share: float, case: str, tmp_path: Path) -> None:
+    """Matrices of mixers are kept as the file has them; beside the same file with its codes as floats. Integer products
+    round their inputs to 8 bits, which costs a little more than bf16 does."""
     made, config = File(tmp_path, case, SHORT, form).config()
     tokens = {name: list(range(7, 7 + count)) for name, count in SHORT.items()}
-    runs = []
+    exact = run_schedule(PagedRun(load(made, config), 8), tokens, [SHORT])
+    sizes, errors = [], []
     for served in (config, served_model(EngineConfig(), made)):
         model = quantized_load(made, served)
-        runs.append((model.weight_bytes, run_schedule(PagedRun(model, 8, dtype=torch.bfloat16), tokens, [SHORT])["a"]))
-    (float_bytes, exact), (code_bytes, found) = runs
-    differences = (found - exact).std(dim=-1) / exact.std(dim=-1)
-    assert 1e-4 < float(differences.median()) < bound
-    assert code_bytes < share * float_bytes
+        found = run_schedule(PagedRun(model, 8, dtype=torch.bfloat16), tokens, [SHORT])
+        sizes.append(model.weight_bytes)
+        errors.append(relative_error(found, exact))
+    of_floats, of_codes = errors
+    assert of_floats < of_codes < MOST_OF_CODES * of_floats
+    assert sizes[1] < share * sizes[0]
+
+
+def relative_error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """Return the error of a token's logits, relative to their spread: that of the token at a tenth of all, in ascending
+    order. Others go to another expert if two have nearly the same score."""
+    errors = [(found[name] - exact[name]).std(dim=-1) / exact[name].std(dim=-1) for name in exact]
+    return float(torch.cat(errors).quantile(0.1))
 
 
 OTHER_KEYS: dict[str, dict[str, Any]] = {  # of each architecture: another value of each of its keys that acts
