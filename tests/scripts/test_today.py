@@ -36,4 +36,5 @@ def test_seeds_of_today_come_before_those_of_the_night(takes_night: bool, monkey
     for params in (today.seeds(8, 32), today.some(range(40), 8)):
         assert len(params) == (40 if takes_night else 8) and len(taken(params)) == 8
     assert taken(today.seeds(8, 32))[0] == (today.DAY * 1000,)
+    assert today.chosen("abcde", 2) == (list("abcde") if takes_night else [x for (x,) in taken(today.some("abcde", 2))])
     assert len(today.some([*"abcde"], 2)) == 5, "places of cases stay, since they may be their names"

@@ -13,8 +13,11 @@ import math
 import os
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 VARIABLE = "LOOM_TEST_DATE"  # no TOKENLOOM_ name: engines warn of those that they do not know
 # in the environment, so that all processes of a run agree, at midnight too
@@ -37,11 +40,15 @@ def seeds(num_today: int, num_nightly: int = 0) -> list[object]:
 def some(cases: Sequence[object], num_today: int, day: int = DAY) -> list[object]:
     """Return all cases for `parametrize`; the nightly run alone takes those that are not among the day's. These are far
     apart, and each case has its day within len(cases) / num_today days."""
-    count = len(cases)
-    stride = next(step for step in range(round(0.618 * count), 2 * count + 2) if math.gcd(step, count) == 1)
-    today = {(day * num_today + i) * stride % count for i in range(min(num_today, count))}
+    today = _places(len(cases), num_today, day)
     is_kept = Run.takes_night or not isinstance(cases, range)
     return [_case(case, is_today=i in today) for i, case in enumerate(cases) if is_kept or i in today]
+
+
+def chosen(values: Sequence[T], num_today: int) -> list[T]:
+    """Return the values of the day in their order, the nightly run's all: for tests that go over several at once."""
+    today = _places(len(values), num_today, DAY)
+    return [value for i, value in enumerate(values) if Run.takes_night or i in today]
 
 
 def some_pairs(rows: Sequence[object], columns: Sequence[object], every: int) -> list[object]:
@@ -57,6 +64,12 @@ def some_pairs(rows: Sequence[object], columns: Sequence[object], every: int) ->
 def at_night(*cases: object) -> list[object]:
     """Return cases for `parametrize` of the nightly run alone."""
     return [_case(case, is_today=False) for case in cases]
+
+
+def _places(count: int, num_today: int, day: int) -> set[int]:
+    """Return the places of a day's cases among `count`."""
+    stride = next(step for step in range(round(0.618 * count), 2 * count + 2) if math.gcd(step, count) == 1)
+    return {(day * num_today + i) * stride % count for i in range(min(num_today, count))}
 
 
 def _case(case: object, *, is_today: bool) -> object:

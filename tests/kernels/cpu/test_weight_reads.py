@@ -51,7 +51,7 @@ class Reads(NamedTuple):
     num_fetches: list[int]  # of each line
 
 
-@pytest.fixture(scope="module", params=some(LEVELS, 2))
+@pytest.fixture(scope="module", params=some(LEVELS, 1))
 def level(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

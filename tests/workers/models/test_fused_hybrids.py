@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels.cpu.cpu_ops import make_cpu_ops
-from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.scripts.bench.cases.hybrids import LayerOps
+from tokenloom.tests.kernels.cpu.levels import FLOAT32_LEVELS
 from tokenloom.tests.support.recurrent_families import HYBRIDS
 from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import run_schedule, schedule
@@ -20,8 +20,7 @@ from tokenloom.tests.workers.models.test_hybrids import SHORT, Case, in_chunks, 
 from tokenloom.tests.workers.paged_run import PagedRun
 from tokenloom.workers.models.decoder import DecoderModel
 
-LEVELS = instruction_levels()
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
+pytestmark = pytest.mark.skipif(not FLOAT32_LEVELS, reason="the processor has no AVX2")
 ALIKE = [
     "qwen3_5",
     "bamba",
@@ -55,7 +54,7 @@ def logits_of(case: Case, model: DecoderModel) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("family", some(HYBRIDS, 4))
-@pytest.mark.parametrize("level", some(LEVELS, 1))
+@pytest.mark.parametrize("level", some(FLOAT32_LEVELS, 1))
 def test_a_hybrid_is_one_call_a_step_and_its_layers_agree(family: str, level: str, tmp_path: Path) -> None:
     case = Case(tmp_path, family, SHORT)
     fused, layered = load_pair(case, level)
@@ -65,7 +64,7 @@ def test_a_hybrid_is_one_call_a_step_and_its_layers_agree(family: str, level: st
 
 
 @pytest.mark.parametrize("family", some(ALIKE, 2))
-@pytest.mark.parametrize("level", some(LEVELS, 2))
+@pytest.mark.parametrize("level", FLOAT32_LEVELS)
 def test_the_call_has_the_bits_of_the_layers(family: str, level: str, tmp_path: Path) -> None:
     case = Case(tmp_path, family, SHORT)
     fused, layered = load_pair(case, level)
