@@ -8,6 +8,7 @@ Temporary folders have short names, since engines put sockets there.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -27,9 +28,13 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("t")
+    """Make a folder. pytest's own numbering lists all folders of the run for each."""
+    return tmp_path_factory.mktemp(f"t{next(_numbers)}", numbered=False)
 
 
 @pytest.fixture

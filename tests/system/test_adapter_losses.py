@@ -13,6 +13,9 @@ from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.adapter_engine import OPTIONS, Models, check_strength, lora, make_models, make_requests
 from tokenloom.tests.system.fleet import wait_running
 from tokenloom.tests.system.launched import RECOVERY_S, reconnecting, serve
+from tokenloom.tests.system.loss_turns import turn_of
+
+pytestmark = turn_of("adapters")
 
 pytest.importorskip("peft")
 

@@ -15,6 +15,9 @@ from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.launched import serve
+from tokenloom.tests.system.loss_turns import turn_of
+
+pytestmark = turn_of("states")
 
 RECOVERY_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-model-len", "80"]

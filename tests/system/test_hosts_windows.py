@@ -10,12 +10,14 @@ import pytest
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
+from tokenloom.tests.system.loss_turns import turn_of
 from tokenloom.tests.system.oracle import GreedyOracle
 from tokenloom.tests.system.spread_windows import OPTIONS, check_windows, new_windowed, oracle
 
 __all__ = ["oracle"]  # a fixture
 
 pytestmark = [
+    *turn_of("groups over hosts"),
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(240),
 ]

@@ -16,7 +16,10 @@ from tokenloom.tests.support.today import some
 from tokenloom.tests.support.uneven_checkpoints import uneven_checkpoint
 from tokenloom.tests.system.fleet import wait_running
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
+from tokenloom.tests.system.loss_turns import turn_of
 from tokenloom.tests.system.oracle import GreedyOracle
+
+pytestmark = turn_of("groups")
 
 UNEVEN = "gemma4, five groups"
 FAMILIES = ["gemma2", "gemma3_text", "gpt_oss", "mistral", "olmo3", "cohere2", "gemma4_moe", UNEVEN]

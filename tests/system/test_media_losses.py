@@ -12,8 +12,11 @@ from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
+from tokenloom.tests.system.loss_turns import turn_of
 from tokenloom.tests.system.media_engine import OPTIONS, Checker, make_requests, num_encodes, run
 from tokenloom.tests.system.media_families import HEARING, Models, make_gguf_models, make_models
+
+pytestmark = turn_of("media")
 
 NUM_REQUESTS = 12
 MAX_TOKENS = 40

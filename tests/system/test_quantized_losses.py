@@ -17,10 +17,14 @@ from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.chaos_work import answers, make_work, submit
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, client, serve
+from tokenloom.tests.system.loss_turns import turn_of
 
 __all__ = ["client"]  # fixtures
 
-pytestmark = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
+pytestmark = [
+    *turn_of("codes"),
+    pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2"),
+]
 
 WORK = make_work(random.Random(0))
 

@@ -15,6 +15,7 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.system.loss_turns import turn_of
 from tokenloom.tests.system.tier_engine import (
     BLOCK_SIZE,
     DEADLINE_S,
@@ -28,6 +29,8 @@ from tokenloom.tests.system.tier_engine import (
     objects,
     opened,
 )
+
+pytestmark = turn_of("groups in tiers")
 
 WINDOW = 64  # tokens: four blocks, less than a chunk and than a prompt
 LENGTH, ANSWER = 488, 41
