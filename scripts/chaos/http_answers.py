@@ -64,6 +64,7 @@ def asks(model: str, num_tokens: int) -> list[Ask]:
         Ask("chat logprobs", "curl", chats, chat | usage | {"logprobs": True, "top_logprobs": 2}),
         Ask("n = 2", "curl", chats, chat | usage | {"n": 2}),
         Ask("tools", "curl", chats, chat | usage | called),
+        Ask("invocation", "curl", "/invocations", chat | usage),
         Ask("whole", "curl", chats, chat),
         Ask("whole logprobs", "curl", completions, text | {"logprobs": 1}),
         Ask("response", "curl", "/v1/responses", response | {"stream": True}),

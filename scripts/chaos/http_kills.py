@@ -6,7 +6,9 @@
 With --streams, so many answers of all kinds (http_answers.py) are open at once, of --tokens tokens each, and compared
 with those of a calm run of the same engine (--deterministic, float32). Each kill comes a moment after the next frontend
 serves. --way says how a frontend ends: "kill", "hang" until the supervisor kills it, or "reload" by SIGUSR2. Several
---frontends take turns. Exit code 1 if an answer was cut or is different.
+--frontends take turns. With --victims all, frontend, core, worker and tier process are killed in a random order, and
+each client asks again until the last kill. --spare keeps a spare frontend. Exit code 1 if an answer was cut or is
+different.
 
 Otherwise it opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed
 --kills times with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have
@@ -23,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +41,8 @@ ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PATIENCE_S = 60.0  # for an answer
 Report: TypeAlias = dict[str, object]
+OTHERS = ("core", "worker 0", "tier")  # victims beside the frontends
+TIER_BYTES = 16 << 20
 WAYS = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP}
 TAKEN_WITHIN_S = 2.0  # before the kill: an older connection would have been answered
 
@@ -50,6 +55,9 @@ class Storm(NamedTuple):
     tokens: int  # of each answer
     frontends: int = 1
     way: str = "kill"  # in which a frontend ends: one of WAYS, or "reload"
+    victims: str = "frontend"  # or "all"
+    has_spare: bool = False
+    seed: int = 0  # of victims and pauses
 
 
 @dataclass
@@ -141,22 +149,39 @@ async def compare(engine: Engine, storm: Storm) -> Report:
     """Ask for each kind of answer once in peace, and for many at once under kills."""
     kinds = asks("tokenloom-demo", storm.tokens)
     calm = {ask.kind: await answer(ask, engine.url) for ask in kinds}
-    tasks = [asyncio.ensure_future(_outcome(kinds[i % len(kinds)], engine.url, calm)) for i in range(storm.streams)]
-    draw, pauses = random.Random(0), list[float]()
+    is_over = asyncio.Event()
+    if storm.victims == "frontend":  # each client asks once
+        is_over.set()
+    clients = [_ask(kinds[i % len(kinds)], engine.url, calm, is_over) for i in range(storm.streams)]
+    tasks = [asyncio.ensure_future(client) for client in clients]
+    draw, pauses, kills = random.Random(storm.seed), list[float](), Counter[str]()
     while len(pauses) < storm.kills and not all(task.done() for task in tasks):
         await asyncio.sleep(draw.uniform(0.5, 2.5))
-        pauses.append(await asyncio.to_thread(_replace, engine, storm.way, len(pauses) % storm.frontends))
-    outcomes = [await task for task in tasks]
+        victim = _frontend_name(len(pauses) % storm.frontends)
+        if storm.victims == "all":
+            victim = draw.choice((victim, *OTHERS))
+        kills[victim] += 1
+        pauses.append(await asyncio.to_thread(_replace, engine, storm.way, victim))
+    is_over.set()
+    outcomes = [outcome for task in tasks for outcome in await task]
     bad = [each for each in outcomes if each]
     return {
         "answers": len(outcomes),
-        "kills": len(pauses),
+        "kills": dict(kills),
         "cut": sum("cut" in each for each in bad),
         "different": sum("different" in each for each in bad),
         "longest pause in s": round(max(pauses, default=0.0), 3),
         "median pause in s": round(statistics.median(pauses), 3) if pauses else 0.0,
         "first": bad[:5],
     }
+
+
+async def _ask(ask: Ask, url: str, calm: Mapping[str, Digest], is_over: asyncio.Event) -> list[str]:
+    """Ask again until it is over, at least once. Return the outcomes."""
+    outcomes = [await _outcome(ask, url, calm)]
+    while not is_over.is_set():
+        outcomes.append(await _outcome(ask, url, calm))
+    return outcomes
 
 
 async def _outcome(ask: Ask, url: str, calm: Mapping[str, Digest]) -> str:
@@ -169,9 +194,12 @@ async def _outcome(ask: Ask, url: str, calm: Mapping[str, Digest]) -> str:
     return f"different: {ask.kind}: {places}" if places else ""
 
 
-def _replace(engine: Engine, way: str, index: int) -> float:
-    """End the frontend with this index in one of WAYS. Return the seconds until its successor is back."""
-    name = f"frontend {index}" if index else "frontend"
+def _frontend_name(index: int) -> str:
+    return f"frontend {index}" if index else "frontend"
+
+
+def _replace(engine: Engine, way: str, name: str) -> float:
+    """End a process in one of WAYS. Return the seconds until its successor is back."""
     begun, process = time.monotonic(), engine.child(name)
     num_back = engine.log().count(f"supervisor: {name} is back")
     if way == "reload":
@@ -185,6 +213,10 @@ def _replace(engine: Engine, way: str, index: int) -> float:
 
 def start_and_compare(storm: Storm) -> Report:
     flags = (*ENGINE_FLAGS, "--deterministic", "--dtype", "float32", "--frontends", str(storm.frontends))
+    if storm.has_spare:
+        flags = (*flags, "--spare-frontend")
+    if storm.victims == "all":  # so that there is a tier process
+        flags = (*flags, "--kv-host-bytes", str(TIER_BYTES))
     with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags) as engine:
         engine.wait_ready()
         report = asyncio.run(compare(engine, storm))
@@ -199,6 +231,9 @@ OPTIONS = {
     "--tokens": (300,),
     "--frontends": (1,),
     "--way": ("kill",),
+    "--victims": ("frontend",),
+    "--spare": (False,),
+    "--seed": (0,),
 }
 
 
@@ -206,7 +241,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = read_options(__doc__, OPTIONS, argv)
     if arguments.streams:
         counts = arguments.streams, arguments.kills, arguments.tokens, arguments.frontends
-        compared = start_and_compare(Storm(*counts, arguments.way))
+        how = arguments.way, arguments.victims, arguments.spare, arguments.seed
+        compared = start_and_compare(Storm(*counts, *how))
         print_json(compared, arguments.json)
         return 1 if compared["cut"] or compared["different"] or compared["exit code"] else 0
     report = start_and_measure(arguments.seconds, arguments.kills, arguments.rate)

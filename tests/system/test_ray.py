@@ -83,7 +83,9 @@ def test_a_killed_agent_is_reported_by_ray_and_placed_again(
 
     def kill() -> None:
         nonlocal was_busy
-        num_losses, lease = len(losses()), Deadline(LEASE_S)
+        num_losses = len(losses())
+        ray = [process.pid for number in (0, 1) for process in network.processes(number)]  # no children of this process
+        lease = Deadline(LEASE_S, ray)
         agent.kill()
         wait_until(lambda: len(losses()) > num_losses)
         was_busy = not lease.has_passed()

@@ -24,9 +24,9 @@ class ProcessSpecs:
         of another unit. `numbers`: the number of each unit; `addresses`: for clients, by frontend."""
         number = numbers[unit]
         if unit.role == "frontend":
-            spec = self.frontend(unit, number, addresses[unit.place])
+            frontend = self.frontend(unit, number, addresses[unit.place])
             self._kept.hand_over(unit.place)
-            return [spec]
+            return [frontend]
         replica = self._replicas[unit.place]
         spec = self._spec.of_replica(unit.place)
         holdings, arena = replica.holdings, replica.arena
