@@ -72,6 +72,7 @@ def test_a_core_that_forgot_the_frontend_gets_requests_after_its_welcome(bench: 
         bench.frontend.on_core_message(Unknown())
     bench.say(new_submit())
     (hello,) = bench.to_core
+    assert bench.frontend.counts["core_lost"] == 1
     assert isinstance(hello, Hello) and hello.fingerprint and not bench.frontend.is_welcome(to_all=False)
     bench.frontend.on_core_message(WELCOME)
     bench.turn()
