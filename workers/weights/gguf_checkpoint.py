@@ -274,7 +274,7 @@ def _pieces(wanted: TensorSlice) -> Iterator[TensorSlice]:
 
 
 def _is_packed(tensor: GgufTensor) -> bool:
-    return tensor.kind in BLOCK_KINDS and tensor.kind not in FLOATS
+    return tensor.kind in BLOCK_KINDS and tensor.kind not in FLOATS and not tensor.parts
 
 
 def _cuts_block(tensor: GgufTensor, wanted: TensorSlice) -> bool:

@@ -29,8 +29,8 @@ LONG = {"a": 90, "b": 40}
 MATRICES = "in_proj_qkvz.weight"
 
 
-def load(folder: Path, config: ModelConfig) -> DecoderModel:
-    ops = select_ops(CPU, BF16, has_integer_products=config.quantization is not None)
+def load(folder: Path, config: ModelConfig, cpu_isa: str = "auto") -> DecoderModel:
+    ops = select_ops(CPU, BF16, cpu_isa=cpu_isa, has_integer_products=config.quantization is not None)
     return load_model(folder, config, MAX_MODEL_LEN, BF16, CPU, ops, ParallelGroup())
 
 
