@@ -40,6 +40,7 @@ from ..server.text.chat_template import NO_MEDIA, ChatTemplate, check_template
 from ..server.text.tokenizer import Tokenizer
 
 _FRONTEND_ID = 0
+NO_FRONTEND = "an engine inside a program has no frontend of its own to replace"
 
 
 class _Steps:
@@ -118,6 +119,7 @@ class InProcessEngine:
                 send=lambda _, hold: self._runner.begin(hold),
                 reply=self._reply,
                 restart=lambda _: None,  # the frontend refuses it
+                reload_frontends=lambda: self._orders.on_reloaded(NO_FRONTEND),
             )
             self._reloaded: Holding | None = None
             tokenizer = Tokenizer.load(Path(self.spec.tokenizer_folder), config.trust_remote_code)

@@ -350,3 +350,10 @@ def test_a_dead_engine_ends_every_wait_with_its_exit_code() -> None:
             list(stream)
         with pytest.raises(EngineDead, match="SIGKILL"):
             llm.generate("p")
+
+
+def test_in_process_there_is_no_frontend_to_replace() -> None:
+    with LLM(in_process=True, dtype="float32", max_model_len=64, max_num_seqs=2) as llm:
+        with pytest.raises(InternalError, match="no frontend of its own to replace"):
+            llm.reload_frontends()
+        assert llm.generate("A", greedy(2), use_tqdm=False)[0].outputs[0].token_ids
