@@ -18,6 +18,7 @@ from .request import Request
 from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
 
+FLEX_S = 1e9  # the flex class comes this much later in the order than requests that arrived with it
 AGING_S = 60.0  # under the priority policy, waiting this long is worth one level, so that nothing starves
 
 
@@ -44,15 +45,18 @@ class Admission:
             self._check_media(message.media)
         if any(child.output_token_ids for child in message.children):
             return
-        waiting, config, num_answers = self._waiting, self._config, len(message.children)
+        config, num_answers = self._config, len(message.children)
         self._check_share(num_prompt, num_answers)
-        has_too_many = len(waiting) + num_answers > config.max_waiting_requests
+        is_flex = message.params.service_tier == "flex"
+        waiting = self._waiting.count_of(is_flex=is_flex)
+        has_too_many = waiting.num_requests + num_answers > config.max_waiting_requests
         if has_too_many or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens:
             self._stats.num_refused_for_requests += has_too_many
             self._stats.num_refused_for_tokens += not has_too_many
             raise Overloaded(
-                f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
-                f"and {config.max_waiting_tokens} may: ask again later",
+                f"{waiting.num_requests} requests {'of the flex class ' if is_flex else ''}with {waiting.num_tokens} "
+                f"tokens wait, at most {config.max_waiting_requests} and {config.max_waiting_tokens} may: ask again "
+                "later",
                 retry_after_s=self._stats.seconds_to_drain(waiting.num_tokens),
             )
 
@@ -105,6 +109,7 @@ class Admission:
         still share their prompt's blocks, by keys from a random root, unless the model's layers keep states."""
         params, config, prompt = message.params, self._config, np.frombuffer(message.prompt_token_ids, np.int32)
         priority = params.priority if config.scheduling_policy == "priority" else 0
+        is_flex = params.service_tier == "flex"
         is_private = params.skip_reading_prefix_cache or not config.enable_prefix_caching
         is_sharing = is_private and len(message.children) > 1 and not self._has_state
         root = random_namespace() if is_sharing else None
@@ -124,7 +129,8 @@ class Admission:
                 stop_token_ids=message.stop_token_ids,
                 arrival_time=arrival_time,
                 priority=priority,
-                sort_key=message.arrival_time + AGING_S * priority,
+                sort_key=message.arrival_time + AGING_S * priority + FLEX_S * is_flex,
+                is_flex=is_flex,
                 tokens=tokens,
                 num_tokens=len(tokens),
                 bad_words=message.bad_words,

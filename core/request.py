@@ -103,6 +103,7 @@ class Request:
     sort_key: float  # position in the policy's order: lower runs first
     tokens: Ids
     num_tokens: int
+    is_flex: bool = False  # of the flex class: it comes after all others in order, and gives way to each of them
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each word
     logits_processors: list[int] = field(default_factory=list)
     thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that start reasoning, and that end it

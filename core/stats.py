@@ -82,6 +82,7 @@ class CoreStats:
             num_running=scheduler.rows.num_active,
             num_waiting=len(scheduler.waiting),
             num_deferred=scheduler.waiting.num_blocked,
+            num_flex=scheduler.waiting.num_ready_flex,
             num_blocks=scheduler.kv_cache.num_usable_blocks,
             num_free_blocks=scheduler.kv_cache.num_free_blocks,
             kv_map=scheduler.kv_cache.sample(KV_MAP_BLOCKS),

@@ -83,6 +83,7 @@ def test_a_parameter_is_accepted_exactly_if_the_page_lists_it() -> None:
         "timeout_s",
         "queue_timeout_s",
         "priority",
+        "service_tier",
         "cache_salt",
     }
 

@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "reference" / "glossary.md"
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers")
 LINE = re.compile(r"\| ([a-z]+) \| ([A-Z].+\.) \| `(\w+)` \|")
 CONCEPTS = """
-request answer attempt continuation session caller lease
+request answer attempt continuation flex session caller lease
 row step batch epoch generation ledger delta feature mixer
 block slot arena group slab snapshot pool namespace key publication tier source object pin
 fill medium span entry piece

@@ -13,6 +13,7 @@ from ..scheduling.step_feature import Engine, StepFeature
 from .adapters.adapter_queue import AdapterQueue
 from .blobs.needed_blobs import NeededBlobs
 from .crash_isolation import AdmissionNotes, CrashIsolation
+from .flex import Flex
 from .grammar.helper import GrammarHelper
 from .grammar.manager import GrammarManager
 from .grammar.prover import GrammarProver
@@ -59,7 +60,7 @@ def new_features(
     if around.blobs is not None:
         around.blobs.connect(waiting, engine)
         holders.append(around.blobs)
-    in_order = list(holders)
+    in_order = [*holders, Flex(scheduler, spec.config.flex_share)]
     if around.on_admission is not None:
         in_order.append(AdmissionNotes(around.on_admission))
     proposer = lookup_of(spec, scheduler, has_exact_drafts=around.has_exact_drafts)

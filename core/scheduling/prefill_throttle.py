@@ -66,6 +66,11 @@ class PrefillThrottle:
         decodes_s = self._decode_step_s[max(known)] if num_decodes else 0.0
         return decodes_s + num_prompt_tokens * (self._prompt_token_s or 0.0)
 
+    def tokens_within(self, seconds: float) -> int | None:
+        """Estimate how many prompt tokens a step without decoding rows computes in `seconds`; None if the cost is
+        unknown."""
+        return None if self._prompt_token_s is None else int(seconds / self._prompt_token_s)
+
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Return how many of the `budget` tokens that `num_decodes` decoding rows leave may go to `num_prompts` prompts
         in the next step: all in a burst, for its last prompts, or while the costs are unknown; else at least

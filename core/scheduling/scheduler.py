@@ -34,7 +34,6 @@ from .waiting_queue import WaitingQueue
 
 MAX_SKIPS = 64  # admissions of later requests while one does not fit; then they wait for it
 MAX_SKIPS_PER_STEP = 8  # requests that do not fit, tried in one step
-MAX_VICTIMS_PER_STEP = 8  # running requests that are preempted for waiting ones in one step
 
 
 class Scheduler:
@@ -60,14 +59,13 @@ class Scheduler:
         has_states = kv_cache.sizes.state_group is not None
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size, have_states=has_states)
         self.ledger = StepLedger()
-        self._preemption = Preemption(self.rows, kv_cache)
+        self._preemption = Preemption(self.rows, kv_cache, is_by_priority=preempts_for_waiting)
         self.prefill_throttle = PrefillThrottle()
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # of preempted requests, including those still in the prefix cache
         self._budget = max_num_batched_tokens
         self.core_epoch, self.generation = core_epoch, generation
-        self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
         self._plan = StepPlan(self._counts, self._delta)
@@ -285,15 +283,15 @@ class Scheduler:
             leave(request, self.num_steps)
 
     def _admit_waiting(self, budget: int) -> None:
-        """Admit waiting requests in order while budget, rows and blocks last; new ones may preempt under the priority
-        policy. A request that does not fit is overtaken, at most MAX_SKIPS times."""
+        """Admit waiting requests in order while budget, rows and blocks last; they may preempt running ones. A request
+        that does not fit is overtaken, at most MAX_SKIPS times."""
         skipped: list[Request] = []
         held: list[Request] = []
         num_victims = 0
         for make_room in self.features.make_room:
             make_room()
         while budget > 0 and len(skipped) < MAX_SKIPS_PER_STEP:
-            if not self.rows.has_free and num_victims == self._max_victims:
+            if not self.rows.has_free and not self._preemption.may_help(num_victims):
                 break
             request = self.waiting.pop()
             if request is None:
@@ -301,7 +299,10 @@ class Scheduler:
             if any(holds(request) for holds in self.features.holds):
                 held.append(request)
                 continue
-            victims = self._preemption.victims(request, self._max_victims - num_victims)
+            if any(closes(request) for closes in self.features.closes):
+                held.append(request)
+                break
+            victims = self._preemption.victims(request, num_victims)
             num_victims += len(victims)
             for victim in victims:
                 budget += int(self._counts[victim.row])

@@ -2,7 +2,7 @@
 
 A feature lives in core/features/ and defines the verbs that it needs; others cost nothing. The verbs of a request:
 
-    arrive → wait → (holds)* → admit → leave → wait … → end
+    arrive → wait → (holds, closes)* → admit → leave → wait … → end
 
 Each request that arrives ends once, and each that was admitted leaves once, before it waits again or ends. A feature
 changes no row, and `plan` writes only into the StepDelta.
@@ -67,6 +67,11 @@ class StepFeature:
     def holds(self, request: Request) -> bool:
         """Return whether a request must wait, although it is the first in order that has no WaitReason. Features are
         asked in order, up to the first that holds it."""
+        return False
+
+    def closes(self, request: Request) -> bool:
+        """Return whether neither a request, which no feature holds, nor any after it in order may be admitted in this
+        step."""
         return False
 
     def admit(self, request: Request, num_computed: int) -> None:
@@ -148,6 +153,7 @@ class StepFeatures:
         self.arrive = self._bound(StepFeature.arrive)
         self.wait = self._bound(StepFeature.wait)
         self.holds = self._bound(StepFeature.holds)
+        self.closes = self._bound(StepFeature.closes)
         self.admit = self._bound(StepFeature.admit)
         self.leave = self._bound(StepFeature.leave)
         self.end = self._bound(StepFeature.end)

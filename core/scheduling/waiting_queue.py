@@ -9,8 +9,16 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..request import Request, State, WaitReason
+
+
+class Waiting(NamedTuple):
+    """How many requests wait, and the sum of their known tokens."""
+
+    num_requests: int
+    num_tokens: int
 
 
 class WaitingQueue:
@@ -23,6 +31,7 @@ class WaitingQueue:
         self._num_left = 0  # entries in the heap whose request has left
         self.num_tokens = 0
         self.num_with_media = 0
+        self.num_flex = self._num_flex_tokens = 0
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_left + len(self._blocked)
@@ -32,6 +41,11 @@ class WaitingQueue:
         """Number of requests with a WaitReason."""
         return len(self._blocked)
 
+    @property
+    def num_ready_flex(self) -> int:
+        """Number of requests of the flex class without a WaitReason."""
+        return self.num_flex - sum(request.is_flex for request in self._blocked)
+
     def __iter__(self) -> Iterator[Request]:
         """Iterate over all waiting requests, in no particular order."""
         queued = (request for _, _, request in self._heap if request.state is State.WAITING)
@@ -40,6 +54,15 @@ class WaitingQueue:
     def _count(self, request: Request, sign: int) -> None:
         self.num_tokens += sign * request.num_tokens
         self.num_with_media += sign * bool(request.media)
+        if request.is_flex:
+            self.num_flex += sign
+            self._num_flex_tokens += sign * request.num_tokens
+
+    def count_of(self, *, is_flex: bool) -> Waiting:
+        """Count the waiting requests of the flex class, or all others."""
+        if is_flex:
+            return Waiting(self.num_flex, self._num_flex_tokens)
+        return Waiting(len(self) - self.num_flex, self.num_tokens - self._num_flex_tokens)
 
     def add(self, request: Request) -> None:
         self._count(request, 1)

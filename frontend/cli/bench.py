@@ -13,6 +13,7 @@ BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
     "latency": "one request alone: time to the first token and between tokens",
     "mixed": "a prompt with a cached prefix; a long prompt beside decoding requests",
+    "flex": "a batch of the flex class beside random arrivals, and alone",
     "serve": "random arrivals at a running engine",
     "startup": "from the command to the first token; memory and idle CPU",
     "engine": "the engine's own cost, without a model",

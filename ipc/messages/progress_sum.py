@@ -12,8 +12,8 @@ from .supervisor import DraftSource, KVGroupState, Progress
 from .tier import SourceState
 
 _NOW = (  # fields that are not totals but the current state of a running core
-    *("step_age_s", "num_running", "num_waiting", "num_deferred", "num_blocks", "num_free_blocks", "kv_map"),
-    *("num_steps_in_flight", "is_paused", "is_asleep", "num_slots", "num_ready", "num_filling"),
+    *("step_age_s", "num_running", "num_waiting", "num_deferred", "num_flex", "num_blocks", "num_free_blocks"),
+    *("kv_map", "num_steps_in_flight", "is_paused", "is_asleep", "num_slots", "num_ready", "num_filling"),
     *("running", "waiting", "capacity", "num_used_blocks", "num_cached_blocks"),
     *("num_entries", "num_used_embeds", "num_corpus_tokens"),
     *("num_filled_slots", "num_used_slots", "used_slot_bytes", "is_open", "is_broken", "error"),

@@ -153,6 +153,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_running: int
     num_waiting: int
     num_deferred: int = 0  # waiting requests that need something other than capacity, such as a grammar
+    num_flex: int = 0  # of the others of num_waiting: those of the flex class, which wait for what others leave
     num_blocks: int = 0  # blocks in the KV pools of the cores that run; 0: none runs
     num_free_blocks: int = 0
     kv_map: bytes = b""  # a byte for each of a sample of blocks, evenly spread: 0 empty, 1 cached, 2 used, 3 shared

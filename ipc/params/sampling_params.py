@@ -29,6 +29,7 @@ _LISTS = (list, tuple, set, frozenset)  # accepted types of list fields
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
 CutSide: TypeAlias = Literal["left", "right"]
+ServiceTier: TypeAlias = Literal["default", "flex"]
 
 
 class RepetitionDetectionParams(
@@ -113,6 +114,7 @@ class SamplingParams(
     truncation_side: CutSide | None = None  # side to truncate; right keeps the first tokens. None: left
     output_kind: OutputKind = "cumulative"  # everything so far, only the new part, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
+    service_tier: ServiceTier = "default"  # flex: run only in what requests of the default class leave
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
     queue_timeout_s: float | None = None  # > 0: the same if the request has not begun to run by then
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
@@ -154,6 +156,8 @@ class SamplingParams(
             raise RequestError(f"_real_n is {self._real_n} and n is {self.n}: give n alone")
         if self.output_kind not in ("cumulative", "delta", "final_only"):
             raise RequestError(f"output_kind must be cumulative, delta or final_only, got {self.output_kind!r}")
+        if self.service_tier not in ("default", "flex"):
+            raise RequestError(f"service_tier must be default or flex, got {self.service_tier!r:.80}")
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT_CHARACTERS):
             raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters")

@@ -58,12 +58,13 @@ class RandomOperations:
     def add_request(self, key: int) -> None:
         rng, prompt = self.rng, self.draw_prompt(30)
         max_tokens, priority = rng.randrange(1, 40), rng.randrange(-2, 3)
+        tier = rng.choice(["default", "default", "flex"])
         if rng.random() < 0.3:
-            self.harness.add(key, prompt, pooling=self.draw_pooling(), priority=priority)
+            self.harness.add(key, prompt, pooling=self.draw_pooling(), priority=priority, service_tier=tier)
             return
         stop = prompt_of(rng, rng.choice([0, 2, 30, 200]))
         outputs = expected_tokens(prompt, key, max_tokens, stop)[: rng.choice([0, 0, rng.randrange(40)])]
-        self.harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, priority=priority)
+        self.harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, priority=priority, service_tier=tier)
 
     def draw_prompt(self, longest: int) -> list[int]:
         """Return tokens that others may have computed, and a few more."""

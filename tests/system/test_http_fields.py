@@ -128,6 +128,17 @@ LET_THROUGH: dict[str, tuple[Answer, Answer]] = {  # a body, and fields without 
 }
 
 
+@pytest.mark.parametrize(("tier", "shown"), [("flex", "flex"), ("auto", "default"), ("priority", "default")])
+def test_a_flex_request_is_answered_and_says_so(http: httpx2.Client, tier: str, shown: str) -> None:
+    for path, body in ((COMPLETION, FRANCE), (CHAT, QUESTION), (RESPONSE, {"input": "Hello!", "temperature": 0})):
+        assert ask(http, path, body)["service_tier"] is None
+        assert ask(http, path, body | {"service_tier": tier})["service_tier"] == shown
+    streamed = http.post(CHAT, json=QUESTION | {"service_tier": tier, "stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in streamed if line.startswith("data: {")]
+    assert len(chunks) > 1 and {chunk["service_tier"] for chunk in chunks} == {shown}
+    assert ask(http, "/v1/embeddings", {"input": "Hello!", "service_tier": tier})["data"]
+
+
 @pytest.mark.parametrize("path", LET_THROUGH)
 def test_bookkeeping_fields_do_not_change_the_answer(http: httpx2.Client, path: str) -> None:
     body, more = LET_THROUGH[path]

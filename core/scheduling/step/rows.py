@@ -45,6 +45,7 @@ class Rows:
         self._first_place = np.arange(max_num_seqs) * max_model_len  # index in flat_tokens of each row's first token
         self.version = 0
         self.num_active = 0
+        self.num_flex = 0  # active rows of the flex class
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.epoch = column()
         self.num_tokens = column()
@@ -105,6 +106,7 @@ class Rows:
         self.request_by_row[row] = request
         self.is_active[row] = True
         self.num_active += 1
+        self.num_flex += request.is_flex
         self.version += 1
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
@@ -132,6 +134,7 @@ class Rows:
         self.is_active[row], self.sort_key[row] = False, -np.inf
         self.epoch[row] += 1
         self.num_active -= 1
+        self.num_flex -= request.is_flex
         self.version += 1
         self.num_rows_by_stop_id.subtract(request.stop_token_ids)
         for token_id in request.stop_token_ids:
@@ -233,3 +236,4 @@ class Rows:
             assert self.num_tokens[row] < self.token_limit[row], "a full row must have finished"
             assert num_sent < self.token_limit[row], "the last token is never computed"
             assert request.num_cached_blocks * size <= self.num_tokens[row], "an unknown token was published"
+        assert self.num_flex == sum(request.is_flex for request in self.requests())

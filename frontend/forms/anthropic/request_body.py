@@ -147,7 +147,6 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
         Annotated[list[Text], items(0, MAX_STOP_STRINGS)] | None, means("Texts at which the answer ends.", "none")
     ] = None
     metadata: Annotated[JsonObject | None, unused("Notes of the caller on the request.")] = None
-    service_tier: Annotated[str | None, unused("Anthropic's tier of speed and price.")] = None
     inference_geo: Annotated[str | None, unused("The country in which Anthropic computes.")] = None
     # beyond Anthropic
     vllm_xargs: Annotated[JsonObject | None, ours("Arguments of the logits processors.", "none")] = None

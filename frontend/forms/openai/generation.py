@@ -25,6 +25,7 @@ from ....ipc.params.sampling_params import (
     MAX_SALT_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    ServiceTier,
 )
 from ..field import means, ours, unused
 
@@ -159,6 +160,10 @@ class Scheduled(Body, frozen=True, kw_only=True):
     priority: Annotated[
         int | None, ours("Lower values run first, if the engine has --scheduling-policy priority.", 0)
     ] = None
+    service_tier: Annotated[
+        str | None,
+        means("flex: compute only in what other requests leave, for work that nobody waits for.", "default"),
+    ] = None
     timeout_s: Annotated[
         float | None,
         ours("Seconds after which the answer ends with finish_reason timeout and what it has.", "no limit"),
@@ -172,6 +177,13 @@ class Scheduled(Body, frozen=True, kw_only=True):
     request_id: Annotated[
         RequestId | None, ours("The caller's own id, which becomes part of the answer's id.", "a random one")
     ] = None
+
+    @property
+    def served_tier(self) -> ServiceTier | None:
+        """The tier in which the request is served; None if it names none."""
+        if self.service_tier is None:
+            return None
+        return "flex" if self.service_tier == "flex" else "default"
 
 
 class Generation(Scheduled, frozen=True, kw_only=True):

@@ -62,7 +62,6 @@ class Conversation(Generation, frozen=True, kw_only=True):
     parallel_tool_calls: Annotated[bool | None, means("Let an answer call several tools at once.", True)] = None
     metadata: Annotated[dict[str, str] | None, unused("Notes of the caller on the request.")] = None
     store: Annotated[bool | None, unused("Chats are not stored; responses are.")] = None
-    service_tier: Annotated[str | None, unused("OpenAI's tier of speed and price.")] = None
     safety_identifier: Annotated[str | None, unused("The end user, for OpenAI's checks.")] = None
     prompt_cache_key: Annotated[str | None, unused("Prefixes are always cached; see cache_salt.")] = None
     prompt_cache_retention: Annotated[str | None, unused("Prefixes stay cached while there is room.")] = None

@@ -100,6 +100,8 @@ class EngineOptions(TypedDict, total=False):
     """token budget of one step; none: 2048, on a CPU 512, at least --max-num-seqs"""
     long_prefill_token_threshold: int | None
     """most tokens of one prompt in a step while others run or wait; 0: a quarter of the budget (default: 0)"""
+    flex_share: float | None
+    """share of a step that requests of the flex class get while others run (default: 0.25)"""
     block_size: int | None
     """tokens in a KV block (default: 16)"""
     num_kv_blocks: int | None

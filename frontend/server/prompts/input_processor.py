@@ -268,6 +268,7 @@ class InputProcessor:
             truncate_prompt_tokens=params.truncate_prompt_tokens,
             truncation_side=params.truncation_side,
             priority=params.priority,
+            service_tier=params.service_tier,
             timeout_s=params.timeout_s,
             queue_timeout_s=params.queue_timeout_s,
             cache_salt=params.cache_salt,

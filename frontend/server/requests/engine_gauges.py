@@ -47,8 +47,12 @@ def new_gauges(metrics: MetricsState, spec: EngineSpec) -> list[Metric]:
         return [({"kernels": metrics.kernels}, 1)] if metrics.kernels else []
 
     def by_reason() -> Readings:
-        num_deferred = metrics.progress.num_deferred
-        num_by_reason = {"capacity": metrics.progress.num_waiting - num_deferred, "deferred": num_deferred}
+        progress = metrics.progress
+        num_by_reason = {
+            "capacity": progress.num_waiting - progress.num_deferred - progress.num_flex,
+            "deferred": progress.num_deferred,
+            "flex": progress.num_flex,
+        }
         return [({"reason": reason}, num) for reason, num in num_by_reason.items()]
 
     def cache_config() -> Readings:
@@ -67,7 +71,11 @@ def new_gauges(metrics: MetricsState, spec: EngineSpec) -> list[Metric]:
     return [
         Gauge("num_requests_running", "Requests in the running batch.", lambda: metrics.progress.num_running),
         Gauge("num_requests_waiting", "Requests waiting to be scheduled.", lambda: metrics.progress.num_waiting),
-        Gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", by_reason),
+        Gauge(
+            "num_requests_waiting_by_reason",
+            "Waiting requests by reason; flex: for what others leave.",
+            by_reason,
+        ),
         Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: metrics.kv_use),
         Gauge("kv_cache_blocks", "KV blocks in the pool.", lambda: metrics.num_kv_blocks),
         Gauge("cache_config_info", "1, with the KV cache's configuration as labels.", cache_config),

@@ -20,7 +20,7 @@ from .gateway_places import GatewayOptions, check_gateway
 from .host_places import check_hosts
 from .media_limits import media_limits
 from .option_groups import GROUPS, InGroup, secret_options
-from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
+from .option_ranges import AUTO, INT_RANGES, SHARES, TIMEOUTS
 from .speculation import speculation_options
 from .tier_places import TIER_OPTIONS, check_events, check_places, check_replica_ports
 
@@ -99,6 +99,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     long_prefill_token_threshold: Annotated[
         int, _scheduling("most tokens of one prompt in a step while others run or wait; 0: a quarter of the budget")
     ] = 0
+    flex_share: Annotated[
+        float, _scheduling("share of a step that requests of the flex class get while others run")
+    ] = 0.25
     block_size: Annotated[int, _memory("tokens in a KV block")] = 16
     num_kv_blocks: Annotated[int | None, _memory("size of the KV pool in blocks; none: measured")] = None
     kv_cache_memory_bytes: Annotated[int | None, _memory("size of the KV pool in bytes; none: measured")] = None
@@ -372,7 +375,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{_flag(name)} must be in [{low}, {high}], got {value}")
         if not 0 < self.grammar_timeout_s <= 600:
             raise ConfigError(f"--grammar-timeout-s must be in (0, 600], got {self.grammar_timeout_s}")
-        for name in ("gpu_memory_utilization", "kv_quota"):
+        for name in SHARES:
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{_flag(name)} must be in (0, 1], got {getattr(self, name)}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

@@ -9,6 +9,7 @@ TIMEOUTS = (
     *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
     *("http_timeout_s", "media_fetch_timeout_s", "max_audio_s", "response_store_age_s"),
 )
+SHARES = ("gpu_memory_utilization", "kv_quota", "flex_share")  # in (0, 1]
 AUTO = {"max_model_len": AUTO_LENGTH}  # option → a value outside its range that is valid too
 INT_RANGES = (
     ("tensor_parallel_size", 1, 64),

@@ -26,6 +26,7 @@ from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
 from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages.client import Delta
+from tokenloom.ipc.params.sampling_params import ServiceTier
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S
 from tokenloom.scripts.bench.report import median, percentile
 from tokenloom.scripts.bench.runner import Case, Setup
@@ -47,12 +48,19 @@ class Load:
         self._ids: list[str] = []
         self.times: list[list[float]] = []
 
-    def submit(self, prompt: list[int], num_out: int, adapter: str = "", path: str = "") -> int:
+    def submit(
+        self,
+        prompt: list[int],
+        num_out: int,
+        adapter: str = "",
+        path: str = "",
+        service_tier: ServiceTier = "default",
+    ) -> int:
         """Submit a request for `num_out` greedy tokens and return its index. `path`: the adapter's, if it is new."""
         index = len(self.times)
         self.times.append([])
         self._ids.append(f"mixed-{next(_request_numbers)}")
-        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True, service_tier=service_tier)
         submit = new_submit(self._ids[-1], {"prompt_token_ids": prompt}, params)
         submit = msgspec.structs.replace(submit, adapter=adapter, adapter_path=path)
         self._transport.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
@@ -60,11 +68,15 @@ class Load:
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
-            when, index, update = self._transport.wait(self._arrivals, ANSWER_TIMEOUT_S)
-            if isinstance(update, Exception):
-                raise update
-            if isinstance(update, Delta):
-                self.times[index] += [when] * num_ids(update.token_ids)
+            self.take(ANSWER_TIMEOUT_S)
+
+    def take(self, timeout_s: float) -> None:
+        """Take the next update of a request; Empty if none comes in time."""
+        when, index, update = self._transport.wait(self._arrivals, timeout_s)
+        if isinstance(update, Exception):
+            raise update
+        if isinstance(update, Delta):
+            self.times[index] += [when] * num_ids(update.token_ids)
 
     def cancel(self) -> None:
         for each in self._ids:

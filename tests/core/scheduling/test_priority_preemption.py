@@ -8,7 +8,7 @@ import pytest
 
 from tokenloom.core.admission import AGING_S
 from tokenloom.core.request import Request
-from tokenloom.core.scheduling.scheduler import MAX_VICTIMS_PER_STEP
+from tokenloom.core.scheduling.preemption import MAX_VICTIMS_PER_STEP
 from tokenloom.tests.core.harness import Harness, prompt_of
 from tokenloom.tests.support.today import some
 

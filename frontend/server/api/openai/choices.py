@@ -134,6 +134,7 @@ class ChoicesResponse(EngineResponse):
         super().__init__(engine, model, request_id, submits)
         self._options, self._constraint_field = body.stream_options, constraint_field(body)
         self._has_token_ids = bool(body.return_token_ids)
+        self._tier = {} if body.served_tier is None else {"service_tier": body.served_tier}
         self._last_event = b""
 
     @contextlib.contextmanager
@@ -161,7 +162,7 @@ class ChoicesResponse(EngineResponse):
                     choices[index].add(delta)
             built = await in_slices(choice.build() for choice in choices)
             envelope = self._envelope(self.kind, built, run.usage()) | self._timings(run)
-            return encode_json(envelope | _UNUSED | self._prompt_fields(run, choices[0]))
+            return encode_json(envelope | _UNUSED | self._tier | self._prompt_fields(run, choices[0]))
 
     def _timings(self, run: Run) -> JsonObject:
         """Return the field `metrics`, the answer's durations; {} unless timings are enabled and there is exactly one
@@ -226,7 +227,7 @@ class ChoicesResponse(EngineResponse):
     def _envelope(
         self, kind: str, choices: list[JsonObject], usage: JsonObject | None, with_null: bool = False
     ) -> JsonObject:
-        envelope = self._head(kind) | {"choices": choices}
+        envelope = self._head(kind) | {"choices": choices} | self._tier
         if usage is not None or with_null:
             envelope["usage"] = usage
         return envelope

@@ -158,6 +158,7 @@ class ResponseCreation:
             **{name: getattr(body, name) for name in _SHOWN},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
+            "service_tier": body.served_tier,
             "truncation": "disabled",
             "text": body.text or {"format": {"type": "text"}},
         }

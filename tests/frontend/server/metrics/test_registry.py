@@ -87,7 +87,9 @@ histogram iteration_tokens_total request_prompt_tokens request_generation_tokens
 def test_every_metric_of_vllms_dashboards_exists_with_its_type_and_labels() -> None:
     metrics = new_metrics(metrics_names="vllm")
     metrics.num_kv_blocks = 192
-    metrics.on_progress(progress(num_running=1, num_waiting=5, num_deferred=2, num_blocks=100, num_free_blocks=25))
+    metrics.on_progress(
+        progress(num_running=1, num_waiting=9, num_deferred=2, num_flex=4, num_blocks=100, num_free_blocks=25)
+    )
     found = families(metrics)
     kind = ""
     for word in NAMES_OF_VLLM.split():
@@ -100,9 +102,9 @@ def test_every_metric_of_vllms_dashboards_exists_with_its_type_and_labels() -> N
     labels |= {"kv_cache_size_tokens": "3072", "kv_cache_max_concurrency": "6.0"}
     assert config.value == 1 and labels.items() <= config.labels.items()
     waiting = {sample.labels["reason"]: sample.value for sample in found["vllm:num_requests_waiting_by_reason"].samples}
-    assert waiting == {"capacity": 3, "deferred": 2}
+    assert waiting == {"capacity": 3, "deferred": 2, "flex": 4}
     read_by_pickers = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")
-    assert [found[f"vllm:{name}"].samples[0].value for name in read_by_pickers] == [5, 1, 0.75]
+    assert [found[f"vllm:{name}"].samples[0].value for name in read_by_pickers] == [9, 1, 0.75]
 
 
 def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
