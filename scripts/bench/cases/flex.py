@@ -1,4 +1,4 @@
-"""Measure the flex class: what a batch of it costs other requests, and what the class costs a batch alone.
+"""Measure the flex class: the cost of a batch of it for other requests, and of the class for a batch alone.
 
     engine-launch bench flex 135m --rate 2 --prompt 128 --answer 64 --seconds 60
 
@@ -61,7 +61,7 @@ class Client:
 
 
 class Times(NamedTuple):
-    """Seconds of the requests that arrived at random, and what the batch beside them has computed."""
+    """Seconds of the requests that arrived at random, and the rate of the batch beside them."""
 
     first: list[float]
     between: list[float]
