@@ -133,8 +133,9 @@ class Record(msgspec.Struct):
 
 
 def _read_bank(memory: Memory, place: int) -> Record:
-    *progress, last = PROGRESS.unpack_from(memory, place)
-    if progress[0] != last or not last:
+    first, out_begin, out_end, tokens_len, num_events, last = PROGRESS.unpack_from(memory, place)
+    if first != last or not first:
         return Record()
     state, reason, has_head, *others = _OTHERS.unpack_from(memory, place + PROGRESS.size)
-    return Record(*progress, State(state), Reason(reason), bool(has_head), *others)
+    begun = (bool(has_head), *others)
+    return Record(first, out_begin, out_end, tokens_len, num_events, State(state), Reason(reason), *begun)
