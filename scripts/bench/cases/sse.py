@@ -7,7 +7,8 @@ reads bytes and counts events; its own time does not count. Ours runs null_worke
 without delay, so that an event carries several tokens if client or server lags, and once in
 steps of --step-ms. vLLM (--vllm: the Python of an environment with it) serves the same checkpoint with its worker in a
 process of its own, in turn with ours. Printed per round: tokens/s, tokens per event, tokens per CPU second, and that
-relative to vLLM's. All flags of engine-launch are taken.
+relative to vLLM's. All flags of engine-launch are taken. With --parts only this: the CPU time and the memory of the
+journal for connections that outlive the frontend, in this process.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import uvloop
 
 from tokenloom.scripts.bench.contestant import median_ratio
 from tokenloom.scripts.bench.http_server import HOST, Server, free_port
+from tokenloom.scripts.bench.kept_costs import kept_costs
 from tokenloom.scripts.bench.processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench.report import Report
 from tokenloom.scripts.bench.runner import Case, Setup
@@ -145,6 +147,9 @@ def servers(arguments: argparse.Namespace, folder: Path, options: dict[str, obje
 def measure(setup: Setup) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     arguments, report = setup.arguments, setup.report
+    if arguments.parts:
+        report.add(**kept_costs(max(arguments.rounds, 5)))
+        return
     options = {"log_level": "warning", "max_num_seqs": arguments.streams, **setup.options}
     rates: dict[str, list[float]] = {}
     started = []
@@ -183,6 +188,7 @@ OPTIONS = {
     "--streams": (256,),
     "--out": (128, "tokens of each"),
     "--step-ms": (20.0, "step time of the second null worker"),
+    "--parts": (False, "only the journal's costs of a piece, a connection and a stream"),
     "--vllm": (None, "the Python of an environment with vLLM"),
 }
 CASE = Case("cost of a streamed token", measure, OPTIONS, model="demo", rounds=3)
