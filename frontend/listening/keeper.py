@@ -18,6 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from ...ipc.errors import ProtocolError
 from ...ipc.process.log import is_worth_a_line
 
 logger = logging.getLogger("tokenloom.http")
@@ -35,7 +36,10 @@ def packet(kind: int, slots: Sequence[int] = ()) -> bytes:
 
 
 def parse(data: bytes) -> tuple[int, tuple[int, ...]]:
-    """Return the kind of a message and its slots."""
+    """Return the kind of a message and its slots; only KEPT may have none. ProtocolError if it is no message."""
+    has_slots = len(data) > 1 or data[:1] == bytes((KEPT,))
+    if len(data) % 4 != 1 or data[0] not in (OPENED, CLOSED, REPORT, KEPT) or not has_slots:
+        raise ProtocolError(f"a packet about HTTP connections begins with {data[:8]!r} and has {len(data)} bytes")
     kind, *slots = struct.unpack(f"<B{len(data) // 4}I", data)
     return kind, tuple(slots)
 

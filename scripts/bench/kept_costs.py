@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import zmq
 
-from tokenloom.frontend.launcher.supervisor.kept_connections import KeptConnections
+from tokenloom.frontend.launcher.supervisor.frontends.kept_connections import KeptConnections
 from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import PAGE, JournalLimits, new_pages

@@ -4,6 +4,7 @@
     python scripts/chaos/fuzz_frames.py ADDRESS                    100,000 at the client socket of a running engine
     python scripts/chaos/fuzz_frames.py ADDRESS --channel core     … at core.sock in its run directory
     python scripts/chaos/fuzz_frames.py ADDRESS --channel results  … at results-0.sock there; likewise control
+    python scripts/chaos/fuzz_frames.py --channel keeper           100,000 packets at a supervisor's kept connections
 
 Frames are valid messages of the channel with a mutation: bits, lengths, types, fields, nesting. The messages are
 generated from their definitions in ipc/messages, so that a new one is fuzzed without a change here. The same seed gives
@@ -13,7 +14,10 @@ the same frames.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +27,9 @@ import msgspec
 import zmq
 from msgspec import inspect
 
+from tokenloom.frontend.launcher.supervisor.frontends.kept_connections import KeptConnections
+from tokenloom.frontend.listening.http_listeners import HttpListeners
+from tokenloom.frontend.listening.keeper import MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Refused
@@ -32,7 +39,7 @@ from tokenloom.ipc.messages.supervisor import ChildToSupervisor, SupervisorToChi
 from tokenloom.ipc.messages.workers import CoreToWorker, WorkerToCore
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench.engine_steps import new_frontend
+from tokenloom.scripts.bench.engine_steps import new_frontend, new_spec
 
 
 class Channel(NamedTuple):
@@ -174,6 +181,7 @@ def _as_it_is(pick: random.Random, frame: bytes, _: bytes) -> bytes:
 
 
 _MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _inflate, _nest, _retype, _as_it_is)
+_PACKET_MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _as_it_is)
 
 
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,6 +217,47 @@ def send_to_frontend(count: int, seed: int) -> dict[str, int]:
     if [answer["type"] for answer in answers] != ["welcome", "health_is"]:
         raise SystemExit(f"the frontend does not serve any more: {answers}")
     return dict(frontend.counts)
+
+
+def send_to_keeper(count: int, seed: int) -> int:
+    """Send `count` packets about HTTP connections, with descriptors, to a supervisor's end of the channel in this
+    process; return the number of descriptors that it then holds. SystemExit if it does not hold a connection after
+    that, or if descriptors are left behind."""
+    config, pick, num_before = EngineConfig(http="127.0.0.1:0"), random.Random(seed), _num_descriptors()
+    listeners = HttpListeners()
+    listeners.open(config)
+    kept = KeptConnections(new_spec(config), listeners, zmq.Poller())
+    _, channel_fd = kept.renew(0)
+    with socket.socket(fileno=os.dup(channel_fd)) as channel, open(os.devnull, "rb") as null:
+        channel.setblocking(False)
+        for _ in range(count):
+            slots = [pick.choice([0, 1, 2, 2**32 - 1, pick.getrandbits(4)]) for _ in range(pick.randrange(5))]
+            whole = packet(pick.choice(b"OCRK"), slots)
+            data = pick.choice(_PACKET_MUTATIONS)(pick, whole, packet(OPENED, slots))
+            socket.send_fds(channel, [data or b"?"], [null.fileno()] * pick.randrange(4))
+            kept.receive()
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    for fd in socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)[1]:
+                        os.close(fd)
+        socket.send_fds(channel, [packet(OPENED, [77])], [null.fileno()])
+        channel.send(packet(REPORT, [77]))
+        kept.receive()
+        data, fds, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)
+        for fd in fds:
+            os.close(fd)
+    if 77 not in parse(data)[1]:
+        raise SystemExit(f"the supervisor does not hold connections any more: {data!r}")
+    num_held = _num_descriptors()
+    kept.close()
+    listeners.close()
+    if _num_descriptors() > num_before:
+        raise SystemExit(f"{_num_descriptors() - num_before} descriptors are left behind")
+    return num_held - num_before
+
+
+def _num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def send_to_socket(address: str, channel: Channel, frames: Iterator[bytes], count: int) -> None:
@@ -256,13 +305,17 @@ def main(arguments: list[str]) -> int:
         description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("address", nargs="?", help="where a running engine listens; none: a Frontend in this process")
-    parser.add_argument("--channel", choices=CHANNELS, default="client", help="the kind of socket at ADDRESS")
+    parser.add_argument(
+        "--channel", choices=[*CHANNELS, "keeper"], default="client", help="the kind of socket at ADDRESS"
+    )
     parser.add_argument("--alive", help="client address to ask afterwards, if ADDRESS is not that one")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     begun = time.monotonic()
-    if options.address is None:
+    if options.channel == "keeper":
+        print(send_to_keeper(options.count, options.seed), "descriptors held")
+    elif options.address is None:
         print(send_to_frontend(options.count, options.seed))
     else:
         channel = CHANNELS[options.channel]

@@ -46,6 +46,10 @@ def test_the_frontend_serves_after_thousands_of_malformed_frames(script: ModuleT
     assert counts["requests"] > 10, "some frames must get as far as a request"
 
 
+def test_a_supervisor_holds_connections_after_malformed_packets_and_leaves_no_descriptor(script: ModuleType) -> None:
+    assert 1 < script.send_to_keeper(3000, seed=7) < 300
+
+
 CHANNELS = ("client", "core", "results", "control", "frontend", "workers", "child")
 
 

@@ -7,6 +7,7 @@ supervisor reads no byte of them (listening/keeper.py).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections import Counter
@@ -14,11 +15,15 @@ from collections.abc import Sequence
 
 import zmq
 
+from .....ipc.errors import ProtocolError
+from .....ipc.process.log import is_worth_a_line
 from .....ipc.spec.config.engine_spec import EngineSpec
 from ....listening.http_listeners import HttpListeners
 from ....listening.journal.journal import Counts, read_counts
 from ....listening.journal.pages import new_pages
 from ....listening.keeper import KEPT, MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
+
+logger = logging.getLogger("tokenloom.http")
 
 MAX_PACKETS = 1000  # read from a channel at a time
 
@@ -31,6 +36,7 @@ class _Kept:
         self.channel, self.child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._next: tuple[socket.socket, socket.socket] | None = None  # channel and child's end of a spare
         self.fd_by_slot: dict[int, int] = {}
+        self._num_malformed = 0
 
     def receive(self) -> None:
         """Take the messages that wait."""
@@ -42,17 +48,29 @@ class _Kept:
                 return
             if not data:
                 return
-            self._take(*parse(data), fds)
+            try:
+                left = self._take(*parse(data), fds)
+            except ProtocolError as error:
+                self._num_malformed += 1
+                if is_worth_a_line(self._num_malformed):
+                    logger.warning("%d packets are malformed; the last: %s", self._num_malformed, error)
+                left = fds
+            for fd in left:
+                os.close(fd)
 
-    def _take(self, kind: int, slots: Sequence[int], fds: Sequence[int]) -> None:
+    def _take(self, kind: int, slots: Sequence[int], fds: Sequence[int]) -> Sequence[int]:
+        """Apply a message; return the descriptors that are not needed."""
         if kind == REPORT:
             self._report(slots[0])
-            return
+            return fds
         for slot in slots:
             if (fd := self.fd_by_slot.pop(slot, None)) is not None:
                 os.close(fd)
-        if kind == OPENED:
-            self.fd_by_slot.update(zip(slots, fds, strict=False))
+        if kind != OPENED:
+            return fds
+        kept = dict(zip(slots, fds, strict=False))  # a slot that comes twice has the later one
+        self.fd_by_slot.update(kept)
+        return [fd for fd in fds if fd not in kept.values()]
 
     def _report(self, first: int) -> None:
         slots = sorted(slot for slot in self.fd_by_slot if slot >= first)[:MAX_FDS]

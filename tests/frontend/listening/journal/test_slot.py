@@ -27,9 +27,14 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-def shown(*token_ids: int, num_events: int = 1) -> Any:
+def shown(*token_ids: int, num_events: int = 1, num_cached: int = 0) -> Any:
     return SimpleNamespace(
-        tokens=[(0, each) for each in token_ids], ended=[], logprobs=[], num_events=num_events, num_cached=0, seed=0
+        tokens=[(0, each) for each in token_ids],
+        ended=[],
+        logprobs=[],
+        num_events=num_events,
+        num_cached=num_cached,
+        seed=0,
     )
 
 
@@ -70,12 +75,14 @@ def test_bytes_that_the_kernel_lacks_are_kept_through_any_pieces(fd: int, seed: 
                 kernel.write(b"")
             token_id = draw.getrandbits(31)
             tokens.append(token_id)
-            if is_last or kernel.num_pending or not slot.put_next(data, shown(token_id)):
-                slot.put_out(data, kernel.num_pending, shown(token_id), State.IDLE if is_last else None)
+            new = shown(token_id, num_events=number, num_cached=draw.choice((0, 0, 0, 16)))
+            if is_last or kernel.num_pending or not slot.put_next(data, new):
+                slot.put_out(data, kernel.num_pending, new, State.IDLE if is_last else None)
             kernel.written += data  # not yet written: the process may be lost here
             found = Slot(other.pages, slot.number, 0)
             if not is_lost:
                 assert found.record == slot.record
+                assert (found.record.num_events, found.record.num_cached) == (new.num_events, new.num_cached)
                 assert found.unsent(kernel.num_taken) == bytes(kernel.written[kernel.num_taken :])
                 if not is_last:
                     assert found.request() == request and found.answers()[0].token_ids == tokens

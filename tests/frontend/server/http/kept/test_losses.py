@@ -209,6 +209,42 @@ def test_streams_that_cannot_go_on_are_cut(server: Supervised, first: bytes, sec
             client.answer()
 
 
+def test_a_head_request_gets_a_head_alone(server: Supervised) -> None:
+    with server.connect() as client:
+        client.socket.sendall(b"HEAD /stream?30 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert client._until(b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert client.ask(b"/length", b"9") == b"1 9"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0\r\n", b"HTTP/1.0\r\nconnection: keep-alive\r\n"])
+def test_a_client_that_knows_no_chunks_reads_to_the_end_through_a_kill(server: Supervised, head: bytes) -> None:
+    with server.connect() as client:
+        client.socket.sendall(b"GET /stream?900 " + head + b"host: x\r\n\r\n")
+        assert b"chunked" not in client._until(b"\r\n\r\n")
+        server.kill()
+        with pytest.raises(ConnectionError, match="cut after"):
+            client._until(b"no such text")
+        assert is_whole(client._unread, 900)
+
+
+def test_a_request_that_waits_for_100_continue_gets_it_once_through_a_kill(server: Supervised) -> None:
+    with server.connect() as client:
+        client.socket.sendall(b"POST /length HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+        assert client._until(b"\r\n\r\n").startswith(b"HTTP/1.1 100")
+        server.kill()
+        client.socket.sendall(b"hello")
+        assert client.answer() == b"5 hello"
+
+
+def test_a_chunked_body_with_trailers_is_read_on_after_a_kill(server: Supervised) -> None:
+    with server.connect() as client:
+        client.socket.sendall(b"POST /length HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        server.kill()
+        client.socket.sendall(b"0\r\na: b\r\n\r\n")
+        assert client.answer() == b"5 hello"
+        assert client.ask(b"/length", b"9") == b"1 9"
+
+
 def test_requests_read_together_are_all_answered(server: Supervised) -> None:
     requests = b"POST /length HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab" * 3
     with server.connect() as client:
