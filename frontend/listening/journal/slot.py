@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from .pages import BODY_PLACE, PAGE, RING_BYTES, TOKENS_END, Pages
@@ -27,11 +28,14 @@ class Shown(Protocol):
     """Tokens that a piece of an answer shows beyond the ones before it, and the state after it."""
 
     tokens: list[tuple[int, int]]  # choice, token id
-    ended: list[tuple[int, str]]  # choice, finish reason
     num_events: int
     num_cached: int
     seed: int
     logprobs: list[tuple[int, bytes]]  # choice, those of a token
+
+    @property
+    def ended(self) -> Sequence[tuple[int, str]]:
+        """Choices that have ended, with their finish reasons."""
 
 
 class Slot:
