@@ -227,9 +227,7 @@ def send_to_keeper(count: int, seed: int) -> int:
     listeners = HttpListeners()
     listeners.open(config)
     kept = KeptConnections(new_spec(config), listeners, zmq.Poller())
-    _, channel_fd = kept.renew(0)
-    with socket.socket(fileno=os.dup(channel_fd)) as channel, open(os.devnull, "rb") as null:
-        channel.setblocking(False)
+    with _next_channel(kept) as channel, open(os.devnull, "rb") as null:
         for _ in range(count):
             slots = [pick.choice([0, 1, 2, 2**32 - 1, pick.getrandbits(4)]) for _ in range(pick.randrange(5))]
             whole = packet(pick.choice(b"OCRK"), slots)
@@ -241,6 +239,7 @@ def send_to_keeper(count: int, seed: int) -> int:
                     for fd in socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)[1]:
                         os.close(fd)
         socket.send_fds(channel, [packet(OPENED, [77])], [null.fileno()])
+    with _next_channel(kept) as channel:  # takes the last packet of the channel before
         channel.send(packet(REPORT, [77]))
         kept.receive()
         data, fds, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)
@@ -254,6 +253,15 @@ def send_to_keeper(count: int, seed: int) -> int:
     if _num_descriptors() > num_before:
         raise SystemExit(f"{_num_descriptors() - num_before} descriptors are left behind")
     return num_held - num_before
+
+
+def _next_channel(kept: KeptConnections) -> socket.socket:
+    """Hand the connections over to another frontend, and return its end of the channel."""
+    _, channel_fd = kept.prepare(0)
+    kept.hand_over(0)
+    channel = socket.socket(fileno=os.dup(channel_fd))
+    channel.setblocking(False)
+    return channel
 
 
 def _num_descriptors() -> int:
