@@ -137,5 +137,6 @@ def _read_bank(memory: Memory, place: int) -> Record:
     if first != last or not first:
         return Record()
     state, reason, has_head, *others = _OTHERS.unpack_from(memory, place + PROGRESS.size)
-    begun = (bool(has_head), *others)
-    return Record(first, out_begin, out_end, tokens_len, num_events, State(state), Reason(reason), *begun)
+    return Record(
+        first, out_begin, out_end, tokens_len, num_events, State(state), Reason(reason), bool(has_head), *others
+    )
