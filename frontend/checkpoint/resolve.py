@@ -137,7 +137,7 @@ def _log_products(config: EngineConfig, model: ModelConfig, dtype: DType, device
         return
     if has_integers:
         logger.info(
-            "quantized weights keep their codes and are multiplied as integers, at 1.002 to 1.006 times the perplexity "
+            "quantized weights keep their codes and are multiplied as integers, at 1.001 to 1.006 times the perplexity "
             "of floats on SmolLM2; --quantized-products floats multiplies floats%s",
             ", on this processor faster for prompts, and slower for few requests" if has_amx() else "",
         )
