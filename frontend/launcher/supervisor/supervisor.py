@@ -181,9 +181,7 @@ class Supervisor:
         self._kept.receive()
         self._roster.report_lost_arenas()
         for child, message in self._children.receive():
-            if child in self._children.spares:
-                self._spares.on_message(child, message)
-            else:
+            if not self._spares.take_message(child, message):
                 self._on_message(child, message)
         for lost in self._spares.take_lost():
             self._reload.on_lost(*lost)

@@ -61,14 +61,19 @@ class SpareFrontends:
             if self._children.is_up(unit) and self.of(unit) is None:
                 self.start(unit)
 
-    def on_message(self, spare: Child, message: ChildToSupervisor) -> None:
-        """Handle a message of a spare."""
-        if isinstance(message, Hello):
-            spare.failure = self._spec.mismatch(message)
-        elif isinstance(message, Loaded):
-            spare.is_loaded = True
-        elif isinstance(message, Failed):
-            spare.failure = message.error.message
+    def take_message(self, child: Child, message: ChildToSupervisor) -> bool:
+        """Handle a message of a spare. Return False for other messages."""
+        is_spare = child in self._children.spares
+        if isinstance(message, Loaded):
+            child.is_loaded = True
+            if not is_spare:  # it was needed before it had loaded
+                self._order(child)
+            return True
+        if is_spare and isinstance(message, Hello):
+            child.failure = self._spec.mismatch(message)
+        elif is_spare and isinstance(message, Failed):
+            child.failure = message.error.message
+        return is_spare
 
     def take_over(self, unit: Unit) -> bool:
         """Let the spare of a frontend that has ended take its place. Return False if there is none that can."""
@@ -81,9 +86,15 @@ class SpareFrontends:
         self._kept.hand_over(unit.place)
         self._children.add_spare(spare)
         spare.started_at = spare.last_sign_at = time.monotonic()
+        if spare.is_loaded:
+            self._order(spare)
+        return True
+
+    def _order(self, spare: Child) -> None:
+        """Send TakeOver to a process that has loaded, and the messages that it needs: before, it may not be connected,
+        and drops them."""
         self._children.send(spare, TakeOver())
         self._children.send_kept(spare)
-        return True
 
     def discard(self, *spares: Child) -> None:
         """End these spares."""
@@ -97,7 +108,7 @@ class SpareFrontends:
             if spare.process.has_ended:
                 for each, message in self._children.receive_last_of(spare):
                     if each is spare:
-                        self.on_message(each, message)
+                        self.take_message(each, message)
             if spare.process.has_ended or spare.failure:
                 lost.append((spare.spec.unit, spare.describe_end()))
                 logger.warning("the next %s has not come up: %s", spare.spec.unit.name, spare.describe_end())

@@ -14,13 +14,11 @@ from tokenloom.frontend.launcher.supervisor.replicas.restart_policy import MAX_F
 from tokenloom.frontend.launcher.supervisor.supervisor import Supervisor
 from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import Ping, Pong
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
     Drain,
     Drained,
-    Failed,
     HandOver,
     HostGone,
     HostPlaced,
@@ -48,7 +46,11 @@ class RemoteProcess:
     is_blameless = was_killed = False
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec, spec: ProcessSpec, spare_failure: str
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        engine: EngineSpec,
+        spec: ProcessSpec,
+        spare_says: ChildToSupervisor | None,
     ) -> None:
         self.spec, self.place = spec, "pid 7 on host-1"
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
@@ -61,7 +63,8 @@ class RemoteProcess:
         self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.send(engine.hello)
         if "--spare" in spec.arguments:
-            self.send(Failed(error=ErrorInfo("config", spare_failure)) if spare_failure else Loaded())
+            if spare_says is not None:
+                self.send(spare_says)
         elif spec.unit.role == "worker":
             self.send(Measured(pool_bytes=9, block_bytes=(1,), device="none"))
         elif spec.unit.role in ("core", "tier", "launcher") or spec.number:
@@ -139,7 +142,7 @@ class RemoteEngine:
         self.news: list[HostPlaced | HostGone] = []
         self.num_lost = self.num_refused = 0
         self.refusal: OSError | None = None  # of the machine to start a process
-        self.spare_failure = ""  # of a spare frontend, instead of loading
+        self.spare_says: ChildToSupervisor | None = Loaded()  # a spare frontend, at its start
         self.script: Callable[[], None] = self.finish_start
         self.supervisor = Supervisor(spec, RunDirectory.create(), listeners, self, lambda line: None)
         self.policies = self.supervisor._roster.policies
@@ -213,7 +216,7 @@ class RemoteEngine:
         if self.refusal is not None:
             self.num_refused += 1
             raise self.refusal
-        self.processes.append(RemoteProcess(self._context, self._spec, spec, self.spare_failure))
+        self.processes.append(RemoteProcess(self._context, self._spec, spec, self.spare_says))
         return self.processes[-1]
 
     def turn(self) -> None:

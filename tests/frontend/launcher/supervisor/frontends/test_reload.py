@@ -8,8 +8,9 @@ import signal
 import pytest
 
 from tokenloom.frontend.launcher.supervisor.launcher import Unit
+from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.orders import Order, Ordered
-from tokenloom.ipc.messages.supervisor import FrontendDown, HandOver, TakeOver
+from tokenloom.ipc.messages.supervisor import Failed, FrontendDown, HandOver, TakeOver
 from tokenloom.tests.frontend.launcher.supervisor.remote_engine import RemoteEngine, RemoteProcess
 
 pytestmark = pytest.mark.parametrize("engine", [{"tensor_parallel_size": 1, "api_server_count": 2}], indirect=True)
@@ -55,7 +56,7 @@ def test_a_frontend_stays_if_the_next_one_does_not_load(engine: RemoteEngine) ->
 
     def is_done() -> bool:
         if len(engine.of(BOTH[0])) == 2:
-            engine.spare_failure = "the tokenizer is gone"
+            engine.spare_says = Failed(error=ErrorInfo("config", "the tokenizer is gone"))
         return bool(replies(engine.of(BOTH[0])[-1]))
 
     engine.run_until(is_done)

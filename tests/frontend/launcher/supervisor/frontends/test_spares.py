@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenloom.frontend.launcher.supervisor.launcher import FRONTEND
-from tokenloom.ipc.messages.supervisor import StartPhases, TakeOver
+from tokenloom.ipc.messages.supervisor import Initialize, Loaded, StartPhases, TakeOver
 from tokenloom.tests.frontend.launcher.supervisor.remote_engine import RemoteEngine
 
 pytestmark = pytest.mark.parametrize("engine", [{"tensor_parallel_size": 1, "spare_frontend": True}], indirect=True)
@@ -27,6 +27,26 @@ def test_a_spare_takes_over_and_the_next_one_loads(engine: RemoteEngine) -> None
     assert first.is_closed and spare.has(TakeOver) and spare.has(StartPhases)
     assert (spare.spec.number, last.spec.number) == (1, 2)
     assert engine.supervisor.publisher.progress().num_restarts == 1
+
+
+def test_a_spare_that_is_needed_before_it_has_loaded_takes_over_then(engine: RemoteEngine) -> None:
+    engine.spare_says = None
+    engine.start()
+    (first,) = engine.of(FRONTEND)
+
+    def is_done() -> bool:
+        _, *others = engine.of(FRONTEND)
+        if others and not first.has_ended:
+            first.end()
+        elif first.is_closed and not others[0].has(TakeOver):
+            assert not engine.supervisor._children.is_up(FRONTEND)
+            others[0].send(Loaded())
+        return len(others) == 2
+
+    engine.run_until(is_done)
+    spare = engine.of(FRONTEND)[1]
+    first_kept = [type(each) for each in spare.received].index(Initialize)
+    assert [type(each) for each in spare.received].index(TakeOver) < first_kept
 
 
 def test_the_end_of_a_spare_is_no_loss_and_the_next_one_waits(engine: RemoteEngine) -> None:
