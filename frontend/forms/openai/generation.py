@@ -162,7 +162,7 @@ class Scheduled(Body, frozen=True, kw_only=True):
     ] = None
     service_tier: Annotated[
         str | None,
-        means("flex: compute only in what other requests leave, for work that nobody waits for.", "default"),
+        means("With flex it computes only in what other requests leave, for work that nobody waits for.", "default"),
     ] = None
     timeout_s: Annotated[
         float | None,
