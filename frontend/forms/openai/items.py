@@ -70,13 +70,14 @@ class ItemWriter:
         incomplete if its arguments are not a JSON object, and any other call is completed."""
         if not self._type:
             return
+        if self._type == "message" and self._new_logprobs:  # of tokens without a text of their own
+            yield self._delta("")
         text, item = "".join(self._texts), self._open | {"status": status}
         where, done = self._where(), f"{_TEXT_EVENTS[self._type]}.done"
         if self._type == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}] if text else []
             yield done, {**where, "text": text}
         elif self._type == "message":
-            self._take_logprobs()
             item["content"] = [part := _text_part(text, self._logprobs)]
             yield done, {**where, "text": text, "logprobs": self._logprobs}
             yield "response.content_part.done", {**where, "part": part}

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given
 
 from tokenloom.frontend.forms.openai.items import Event, ItemWriter
-from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd
+from tokenloom.frontend.forms.parsers.parts import Arguments, CallBegin, CallEnd, Content
 from tokenloom.tests.frontend.forms.parsers.cuts import ANSWER_TEXTS, ANSWERS, PLACES, cut, read_deltas
 
 
@@ -40,6 +40,17 @@ def test_leading_white_space_belongs_to_the_message() -> None:
 
 def test_white_space_alone_is_no_message() -> None:
     assert written([" ", "\n"])[0] == []
+
+
+def test_logprobs_of_tokens_without_text_come_before_the_end_of_their_message() -> None:
+    said, last = {"token": "Hi"}, {"token": "<|end|>"}
+    for turns in ([[said, last]], [[said], [last]]):
+        writer, events = ItemWriter("x"), list[Event]()
+        for number, logprobs in enumerate(turns):
+            events += writer.write([Content("Hi")] if number == 0 else [], logprobs)
+        events += writer.finish(is_whole=True)
+        deltas: list[Any] = [fields["logprobs"] for kind, fields in events if kind.endswith(".delta")]
+        assert [each for delta in deltas for each in delta] == writer.items[0]["content"][0]["logprobs"] == [said, last]
 
 
 def test_a_call_of_a_tool_in_a_namespace_names_both() -> None:
