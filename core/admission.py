@@ -53,10 +53,10 @@ class Admission:
         if has_too_many or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens:
             self._stats.num_refused_for_requests += has_too_many
             self._stats.num_refused_for_tokens += not has_too_many
+            of_class = "of the flex class, " if is_flex else ""
             raise Overloaded(
-                f"{waiting.num_requests} requests {'of the flex class ' if is_flex else ''}with {waiting.num_tokens} "
-                f"tokens wait, at most {config.max_waiting_requests} and {config.max_waiting_tokens} may: ask again "
-                "later",
+                f"{of_class}{waiting.num_requests} requests with {waiting.num_tokens} tokens wait, at most "
+                f"{config.max_waiting_requests} and {config.max_waiting_tokens} may: ask again later",
                 retry_after_s=self._stats.seconds_to_drain(waiting.num_tokens),
             )
 
