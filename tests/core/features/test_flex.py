@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokenloom.core.features.flex import LEAST_ALONE, LEAST_TOKENS, STEP_S
+from tokenloom.core.features.flex import LATELY_S, LEAST_ALONE, LEAST_TOKENS, SOON_S, STEP_S, Flex
 from tokenloom.core.request import Request
 from tokenloom.tests.core.harness import Harness, prompt_of
 from tokenloom.tests.support.today import seeds
@@ -133,6 +133,26 @@ def test_without_others_all_rows_decode_and_prompts_fill_a_step_that_ends_soon()
         assert sum(count for count in tokens.values() if count > 1) == most, "decoding rows are not counted"
         assert sum(count == 1 for count in tokens.values()) >= 8
         harness.answer()
+    harness.run_to_the_end()
+
+
+def test_steps_end_sooner_for_a_while_after_another_request() -> None:
+    harness = Harness(400, max_num_seqs=16, steps_in_flight=1, max_num_batched_tokens=800)
+    (flex,) = (each for each in harness.core.features.in_order if isinstance(each, Flex))
+    now = 100.0
+    flex._clock = lambda: now
+    harness.core.scheduler.prefill_throttle._prompt_token_s = SOON_S / 150
+    for number, most in enumerate((150, 150, 750)):
+        for key in range(4):
+            add_flex(harness, 10 * number + key, prompt_of(random.Random(number), 190), 1)
+        if number == 0:
+            harness.add(100, [1], 1)
+            harness.turn()
+            assert 100 in harness.finished
+        now += number * LATELY_S
+        assert most - 1 <= sum(tokens_of_step(harness).values()) <= most
+        harness.answer()
+        harness.run()
     harness.run_to_the_end()
 
 
