@@ -18,7 +18,7 @@ from .request import Request
 from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
 
-FLEX_S = 1e9  # the flex class comes this much later in the order than requests that arrived with it
+FLEX_S = 1e12  # by which the flex class comes later in the order: more than any priority is worth
 AGING_S = 60.0  # under the priority policy, waiting this long is worth one level, so that nothing starves
 
 
@@ -47,7 +47,7 @@ class Admission:
             return
         config, num_answers = self._config, len(message.children)
         self._check_share(num_prompt, num_answers)
-        is_flex = message.params.service_tier == "flex"
+        is_flex = message.params.is_flex
         waiting = self._waiting.count_of(is_flex=is_flex)
         has_too_many = waiting.num_requests + num_answers > config.max_waiting_requests
         if has_too_many or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens:
@@ -109,7 +109,6 @@ class Admission:
         still share their prompt's blocks, by keys from a random root, unless the model's layers keep states."""
         params, config, prompt = message.params, self._config, np.frombuffer(message.prompt_token_ids, np.int32)
         priority = params.priority if config.scheduling_policy == "priority" else 0
-        is_flex = params.service_tier == "flex"
         is_private = params.skip_reading_prefix_cache or not config.enable_prefix_caching
         is_sharing = is_private and len(message.children) > 1 and not self._has_state
         root = random_namespace() if is_sharing else None
@@ -129,8 +128,8 @@ class Admission:
                 stop_token_ids=message.stop_token_ids,
                 arrival_time=arrival_time,
                 priority=priority,
-                sort_key=message.arrival_time + AGING_S * priority + FLEX_S * is_flex,
-                is_flex=is_flex,
+                sort_key=message.arrival_time + AGING_S * priority + FLEX_S * params.is_flex,
+                is_flex=params.is_flex,
                 tokens=tokens,
                 num_tokens=len(tokens),
                 bad_words=message.bad_words,

@@ -98,8 +98,9 @@ class Flex(StepFeature):
         if request is not self._admitted:
             return count
         self._admitted = None
-        count = min(count, self._rest())
-        self._left = self._rest() - count
+        left = self._rest()
+        count = min(count, left)
+        self._left = left - count
         return count
 
     def plan(self, step: StepPlan) -> None:

@@ -41,11 +41,12 @@ class Preemption:
         has_row = self._rows.has_free
         victims: list[Request] = []
         behind = [other for other in self._rows.requests() if other.sort_key > request.sort_key]
-        below = [other for other in behind if other.is_flex and not request.is_flex]
-        equals = [other for other in behind if other.is_flex == request.is_flex]
-        num_equals = self._most_victims - num_victims if request.num_cached_tokens < 0 else 0
-        in_order = sorted(below, key=self._cost) + sorted(equals, key=self._cost)[: max(num_equals, 0)]
-        for victim in in_order:
+        most = 0
+        if request.num_cached_tokens < 0:
+            most = max(self._most_victims - num_victims, 0)
+        if not request.is_flex:
+            most += self._rows.num_flex
+        for victim in sorted(behind, key=self._cost)[:most]:
             if has_row and num_missing <= 0:
                 break
             victims.append(victim)

@@ -257,6 +257,10 @@ class SamplingParams(
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     @property
+    def is_flex(self) -> bool:
+        return self.service_tier == "flex"
+
+    @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 

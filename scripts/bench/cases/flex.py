@@ -3,9 +3,10 @@
     engine-launch bench flex 135m --rate 2 --prompt 128 --answer 64 --seconds 60
 
 Per round: (1) requests arrive at random for --seconds, alone; (2) the same arrivals beside a batch of the flex class of
-which --open requests are always open: times to the first token (p50, p99) and between tokens (mean, p99) at the client,
-and the tokens of the batch per second; (3) --open requests of each class alone, in turn: tokens per second. New random
-token ids in each request. All flags of engine-launch are taken.
+which --open requests are always open: times to the first token and between tokens (p50, p99) at the client, and the
+tokens of the batch per second; (3) --open requests of each class alone, in turn: tokens per second, of the flex class
+after a pause, since its steps are short for a while after other requests. New random token ids in each request. All
+flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty
 from typing import NamedTuple
 
+from tokenloom.core.features.flex import LATELY_S
 from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.launcher.options.options import config_from_keywords
 from tokenloom.frontend.llm import open_private
@@ -126,6 +128,7 @@ def measure(setup: Setup) -> None:
         alone = serve(new_client(), arrivals, sizes, 0)
         beside = serve(new_client(), arrivals, sizes, arguments.open)
         plain = batch_rate(new_client(), arguments.open, is_flex=False)
+        time.sleep(LATELY_S)
         flex = batch_rate(new_client(), arguments.open, is_flex=True)
         ratios["first"].append(percentile(beside.first, 99) / percentile(alone.first, 99))
         ratios["between"].append(percentile(beside.between, 99) / percentile(alone.between, 99))

@@ -77,6 +77,17 @@ def test_blocks_of_all_flex_requests_are_taken_at_once() -> None:
     harness.run_to_the_end()
 
 
+def test_no_priority_brings_a_flex_request_before_another() -> None:
+    harness = Harness(max_num_seqs=2, scheduling_policy="priority", steps_in_flight=1)
+    harness.add(0, [1] * 4, 30)
+    harness.turn()
+    add_flex(harness, 1, [2] * 4, 30, priority=-(2**31))
+    harness.add(2, [3] * 4, 30, priority=2**31 - 1)
+    harness.turn()
+    assert running_keys(harness) == {0, 2}
+    harness.run_to_the_end()
+
+
 def test_flex_requests_preempt_nobody() -> None:
     harness = Harness(num_blocks=33, max_num_seqs=2, scheduling_policy="priority")
     harness.add(0, [1] * 8, 20, priority=100)
@@ -194,12 +205,12 @@ def refused(harness: Harness) -> set[int]:
 
 
 def test_a_growing_request_takes_the_blocks_of_a_flex_one_before_those_of_another() -> None:
-    harness = Harness(num_blocks=33, max_num_seqs=4, steps_in_flight=1)
+    harness = Harness(num_blocks=35, max_num_seqs=4, steps_in_flight=1)
     add_flex(harness, 0, [1] * 60, 40)  # costs more than request 2
     harness.turn()
     harness.add(1, [2] * 20, 40)
     harness.add(2, [3] * 4, 40)
     while harness.core.scheduler.num_preemptions == 0:
         harness.turn()
-    assert running_keys(harness) == {1, 2}
+    assert running_keys(harness) == {1, 2} and harness.core.scheduler.num_preemptions == 1, "no detour over request 2"
     harness.run_to_the_end()
