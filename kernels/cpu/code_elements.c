@@ -18,9 +18,7 @@ INLINE HalfLine half_line(const Group *numbers, const uint8_t *multiples, const 
         __m512 scale = numbers->scales[side], offset = numbers->offsets[side];
         if (kind == HALF_SCALES || kind == HALF_NUMBERS) {
             __m512i stored = load_multiples(multiples + half * PAIR_OUTPUTS + side * 16);
-            __m512i of_scale = kind == HALF_SCALES ? _mm512_srai_epi32(_mm512_slli_epi32(stored, 24), 24)
-                                                   : _mm512_and_si512(stored, _mm512_set1_epi32(15));
-            scale = multiply16(scale, _mm512_cvtepi32_ps(of_scale));
+            scale = multiply16(scale, _mm512_cvtepi32_ps(scale_multiples(stored, kind)));
             offset = multiply16(offset, _mm512_cvtepi32_ps(_mm512_srli_epi32(stored, 4)));
         }
         if (kind == HALF_SCALES) offset = multiply16(scale, fill16((float)(1 << (num_bits - 1))));

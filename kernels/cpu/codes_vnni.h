@@ -1,4 +1,5 @@
-/* Products with codes by AVX-512's VNNI, included by code_products.c: a pair of tiles at a time. */
+/* Codes and their products by AVX-512's VNNI, included by code_products.c and code_elements.c: a pair of tiles at a
+ * time. */
 
 /* The numbers of a group of inputs, or of a line, and a pair of tiles. */
 typedef struct {
@@ -25,6 +26,12 @@ INLINE Group load_group(const Codes *w, int64_t group) {
 
 INLINE __m512i load_multiples(const uint8_t *from) {
     return _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)from));
+}
+
+/* Returns the multiples of the scales of half a line. */
+INLINE __m512i scale_multiples(__m512i stored, const NumberKind kind) {
+    return kind == HALF_SCALES ? _mm512_srai_epi32(_mm512_slli_epi32(stored, 24), 24)
+                               : _mm512_and_si512(stored, _mm512_set1_epi32(15));
 }
 
 /* Returns the numbers of a line. */
@@ -110,8 +117,7 @@ INLINE void add_halves(__m512 (*sums)[CODE_ROWS], const uint8_t *at, const int8_
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             __m512i stored = load_multiples(multiples + half * PAIR_OUTPUTS + side * 16), products[CODE_ROWS];
-            __m512i factors = kind == HALF_SCALES ? _mm512_srai_epi32(_mm512_slli_epi32(stored, 24), 24)
-                                                  : _mm512_and_si512(stored, _mm512_set1_epi32(15));
+            __m512i factors = scale_multiples(stored, kind);
             const __m512 scale = _mm512_cvtepi32_ps(factors);
             if (kind == HALF_NUMBERS)
                 min_pairs = _mm512_or_si512(min_pairs, _mm512_slli_epi32(_mm512_srli_epi32(stored, 4), 16 * half));
