@@ -262,6 +262,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     implementation: Literal["native", "transformers"] = "native"  # whose code runs the layers
+    is_encoder: bool = False  # every token attends to its whole prompt: the model pools, and generates nothing
     vocab_size: int
     hidden_size: int
     intermediate_size: int
