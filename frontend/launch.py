@@ -48,6 +48,7 @@ from .launcher.supervisor.local_launcher import LocalLauncher
 from .launcher.supervisor.signal_watch import StartInterrupted
 from .launcher.supervisor.supervisor import Supervisor
 from .listening.http_listeners import HttpListeners
+from .state.folder import StateFolder
 
 _WORDS = {SERVE: [], GATEWAY: [], "version": ["--version"], "help": ["--help"]}  # first words, with their flags
 
@@ -94,6 +95,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
         signal.signal(number, signal.SIG_IGN)  # until the supervisor takes signals
     is_private = CONFIG_VARIABLE in os.environ
     supervisor: Supervisor | None = None
+    state = StateFolder()
     options: dict[str, Given] = {}
     try:
         options = {} if is_private else given_options(arguments, has_http=has_http)
@@ -106,7 +108,8 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
         if not is_private:
             check_environment(config, os.environ)
         log_ignored(options)
-        supervisor = _start(config, is_private)
+        state.open(config.state_dir)
+        supervisor = _start(config, state, is_private)
         supervisor.run()
     except KeyboardInterrupt:  # before the supervisor takes signals
         print("engine-launch: stopped by a signal while starting", file=sys.stderr)
@@ -120,6 +123,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
     finally:
         if supervisor is not None:
             supervisor.stop()
+        state.close()
     return 0
 
 
@@ -152,7 +156,7 @@ def _config_from_environment() -> EngineConfig:
     return msgspec.json.decode(os.environ.pop(CONFIG_VARIABLE), type=EngineConfig)
 
 
-def _start(config: EngineConfig, is_private: bool) -> Supervisor:
+def _start(config: EngineConfig, state: StateFolder, is_private: bool) -> Supervisor:
     """Start an engine and wait until it serves. A private one then prints its addresses for the program that started
     it, and ends when its standard input closes."""
     run_directory = RunDirectory.create(config.data_parallel_size)
@@ -177,7 +181,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
             from .launcher.hosts.hosts import Hosts
 
             launcher = Hosts(spec, launcher)
-        supervisor = Supervisor(spec, run_directory, listeners, launcher, announce)
+        supervisor = Supervisor(spec, run_directory, listeners, state.fds, launcher, announce)
     except BaseException:
         listeners.close()
         run_directory.remove()

@@ -3,7 +3,8 @@
     TokenloomError
     ├── RequestError      the caller       400: fix the request
     ├── Overloaded        the load         503: retry after `retry_after_s`
-    │   └── Draining      a shutdown       503: retry on another engine
+    │   ├── Draining      a shutdown       503: retry on another engine
+    │   └── StorageFull   a disk           507: free space
     ├── ConfigError       the operator     one line, exit code 2
     ├── ProtocolError     a bug, or a client of another version
     ├── EngineDead        a process        its name, exit code and last output
@@ -58,6 +59,10 @@ class Overloaded(TokenloomError):
 
 class Draining(Overloaded):
     """The engine is shutting down: it finishes open requests and accepts no new ones."""
+
+
+class StorageFull(Overloaded):
+    """The disk, or the caller's quota of it, is full: what the request brings cannot be kept."""
 
 
 class ConfigError(TokenloomError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from ..errors import InternalError, Overloaded, TokenloomError
+from ..errors import InternalError, Overloaded, StorageFull, TokenloomError
 
 TASKS = "raise the limit of processes (ulimit -u, pids.max of the cgroup)"
 MEMORY = "free memory, or raise the limit of its cgroup"
@@ -16,14 +16,16 @@ REMEDIES = {  # by the number of an OSError
     errno.ENOSPC: "free space or choose another folder",
     errno.EDQUOT: "free space, raise the quota or choose another folder",
 }
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RETRY_S = 5.0
 
 
 def shortage_of(error: Exception, subject: str) -> Overloaded | None:
     """Return Overloaded, with a remedy, if `error` shows that the system is short of threads, descriptors, memory or
-    disk space; else None. `subject`: start of the message, such as «the file cannot be read»."""
+    disk space (then StorageFull); else None. `subject`: start of the message, such as «the file cannot be read»."""
     if isinstance(error, OSError) and error.errno in REMEDIES:
-        return Overloaded(f"{subject}: {error.strerror}: {REMEDIES[error.errno]}", RETRY_S)
+        kind = StorageFull if error.errno in FULL else Overloaded
+        return kind(f"{subject}: {error.strerror}: {REMEDIES[error.errno]}", RETRY_S)
     if isinstance(error, MemoryError):
         return Overloaded(f"{subject}: out of memory: {MEMORY}", RETRY_S)
     return None

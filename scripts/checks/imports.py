@@ -24,10 +24,14 @@ WALLS = {  # the rooms that a room, with all it contains, may import
     "frontend/forms": ("ipc",),
     "frontend/sound": ("ipc",),
     "frontend/listening": ("ipc",),
+    "frontend/state": ("ipc",),
     "frontend/checkpoint": ("ipc", "frontend/listening"),
     "frontend/client": ("ipc", "frontend/forms", "frontend/sound"),
     "frontend/launcher": ("ipc", "frontend/checkpoint", "frontend/listening"),
-    "frontend/server": ("ipc", "frontend/checkpoint", "frontend/forms", "frontend/listening", "frontend/sound"),
+    "frontend/server": (
+        *("ipc", "frontend/checkpoint", "frontend/forms", "frontend/listening", "frontend/sound"),
+        "frontend/state",
+    ),
     "frontend/embedded": (
         *("ipc", "core", "workers"),
         *("frontend/checkpoint", "frontend/client", "frontend/launcher", "frontend/server"),
@@ -39,7 +43,7 @@ WALLS = {  # the rooms that a room, with all it contains, may import
     ),
     "frontend": (
         *("ipc", "frontend/checkpoint", "frontend/cli", "frontend/client", "frontend/embedded"),
-        *("frontend/launcher", "frontend/listening", "frontend/server"),
+        *("frontend/launcher", "frontend/listening", "frontend/server", "frontend/state"),
     ),
 }
 
@@ -77,6 +81,7 @@ PARTIES = {  # of a folder and all it contains, but for those that have a line o
     "frontend/server/sources": "httptools",
     "frontend/server/text": "jinja2 msgspec tokenizers transformers",
     "frontend/sound": "numpy soundfile soxr",
+    "frontend/state": "msgspec",
 }
 
 FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # reading their input runs code

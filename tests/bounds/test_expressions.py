@@ -169,6 +169,8 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/speech/prompts.py SPECIAL": MODEL,
     "frontend/forms/speech/transcript.py _WITHOUT_BLANKS": MODEL,
     "frontend/forms/speech/whisper.py TIME": MODEL,
+    "ipc/sockets/http_options.py check_http#1": OPERATOR,
+    "ipc/sockets/http_options.py check_http#2": OPERATOR,
     "ipc/spec/adapters/name_pattern.py SAME_IN_BOTH": Read(
         "an adapter's files", (Hostile("[", "a"), Hostile("(?:", "\\.["), Hostile("[]", "\\d"))
     ),
@@ -177,8 +179,6 @@ TABLE: dict[str, Read | Ours] = {
     "ipc/spec/adapters/tensor_header.py NAME": ADAPTER,
     "ipc/sockets/addresses.py _NAME": OPERATOR,
     "ipc/blobs/folder.py _NAME": Read("names of files", method="fullmatch"),
-    "ipc/spec/config/engine_config.py _check_http#1": OPERATOR,
-    "ipc/spec/config/engine_config.py _check_http#2": OPERATOR,
     "ipc/spec/config/tier_places.py _peer_host#1": OPERATOR,
     "ipc/errors.py _CREDENTIALS": Read("a message with a caller's text"),
     "ipc/errors.py _UNPRINTED": Read("a value of an option or a file, in an error"),

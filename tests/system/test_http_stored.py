@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import openai
 
-from tokenloom.frontend.server.api.openai.response_store import MAX_RECORD_BYTES
+from tokenloom.frontend.state.responses import MAX_RECORD_BYTES
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.http_engine import KEY, open_http, running
 from tokenloom.tests.system.launched import LaunchedEngine

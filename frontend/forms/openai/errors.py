@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
+from ....ipc.errors import EngineDead, Overloaded, RequestError, StorageFull, TokenloomError, error_info
 from ..field import means
 from ..prompt_limits import TOO_LONG
 
@@ -75,6 +75,8 @@ def to_http_error(error: BaseException) -> HttpError:
     if isinstance(error, RequestError):
         code = "context_length_exceeded" if TOO_LONG in str(error) else None
         return HttpError(400, str(error), param=_param(str(error)), code=code)
+    if isinstance(error, StorageFull):
+        return HttpError(507, str(error), "server_error", code="storage_full")
     if isinstance(error, Overloaded):
         retry = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
         return HttpError(503, str(error), "overloaded_error", code="overloaded", headers=retry)

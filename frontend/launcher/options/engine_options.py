@@ -290,6 +290,8 @@ class EngineOptions(TypedDict, total=False):
     """without a key: names of this server that a Host header may have, with commas between; *: any"""
     max_body_bytes: int | None
     """largest HTTP body that is read (default: 33554432)"""
+    state_dir: Text | None
+    """folder of its own for files, batches and stored responses; none: responses alone, until the engine ends"""
     response_store_bytes: int | None
     """of /v1/responses and their conversations that are kept, the oldest go first; 0: none is kept (default:
     268435456)"""

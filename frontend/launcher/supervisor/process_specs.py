@@ -12,12 +12,18 @@ from .replica import Replica
 
 
 class ProcessSpecs:
-    """Composer of each process's command. It starts no process."""
+    """Composer of each process's command. It starts no process. Frontends inherit `state_fds`."""
 
     def __init__(
-        self, spec: EngineSpec, replicas: Sequence[Replica], listeners: HttpListeners, kept: KeptConnections
+        self,
+        spec: EngineSpec,
+        replicas: Sequence[Replica],
+        listeners: HttpListeners,
+        kept: KeptConnections,
+        state_fds: Sequence[int],
     ) -> None:
         self._spec, self._replicas, self._listeners, self._kept = spec, replicas, listeners, kept
+        self._state_fds = state_fds
 
     def of(self, unit: Unit, numbers: Mapping[Unit, int], addresses: Sequence[str]) -> list[ProcessSpec]:
         """Return the processes to start: all ranks of a worker group, the tier process of each host, or the one process
@@ -70,4 +76,4 @@ class ProcessSpecs:
         arguments += [f"--http-fd={fd}" for fd in fds]
         arguments += [f"{flag}={fd}" for flag, fd in zip(("--journal-fd", "--keeper-fd"), kept, strict=False)]
         arguments += ["--spare"] if is_spare else []
-        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=[*fds, *kept])
+        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=[*fds, *kept, *self._state_fds])

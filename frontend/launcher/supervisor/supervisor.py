@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from signal import SIGUSR1, SIGUSR2
 
 import zmq
@@ -60,11 +60,12 @@ class Supervisor:
         spec: EngineSpec,
         run_directory: RunDirectory,
         listeners: HttpListeners,
+        state_fds: Sequence[int],
         launcher: Launcher,
         announce: Callable[[str], None],
     ) -> None:
-        """`stop` closes `listeners` and removes `run_directory`. announce: called with each line about start and
-        drain."""
+        """`stop` closes `listeners` and removes `run_directory`. `state_fds`: the lock of the state folder, which
+        frontends inherit. announce: called with each line about start and drain."""
         self.spec = spec
         self.addresses = spec.client_addresses  # by frontend
         self.http_address = next(iter(listeners.addresses), None)
@@ -77,7 +78,7 @@ class Supervisor:
         self._children = Children(spec.endpoints.control, launcher)
         self._roster = Roster(spec, self._children)
         self._kept = KeptConnections(spec, listeners, self._children.poller)
-        self._specs = ProcessSpecs(spec, self._roster.replicas, listeners, self._kept)
+        self._specs = ProcessSpecs(spec, self._roster.replicas, listeners, self._kept, state_fds)
         self.losses = Losses(
             run_directory, self._children, self._roster, self._kept, self._on_replica_lost, self._on_frontend_lost
         )
@@ -371,5 +372,5 @@ class Supervisor:
         """Remove the run directory and the sockets of --listen and --uds."""
         self._run_directory.remove()
         self._listeners.remove_files()
-        for address, _ in zip(self.addresses, self._lock_fds, strict=False):
+        for address in self.addresses[: len(self._lock_fds)]:
             unlink_ipc_address(address)

@@ -32,6 +32,7 @@ from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequ
 from ...forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
 from ...forms.speech.families import prompts_of
 from ...listening.web_pages import WebPages
+from ...state.responses import ResponseStore
 from ..api.anthropic import MessageCreation
 from ..api.keep_alive import KeepAlive
 from ..api.openai.background_response import BackgroundResponse
@@ -44,7 +45,6 @@ from ..api.openai.embeddings import Embeddings
 from ..api.openai.events import EventStream, report_tokens, until_disconnect
 from ..api.openai.generative_scoring import GenerativeScoring
 from ..api.openai.local_engine import LocalEngine
-from ..api.openai.response_store import ResponseStore
 from ..api.openai.responses import ResponseCreation
 from ..api.openai.stored_responses import StoredResponses
 from ..api.speech.transcription import Hearing, Transcription

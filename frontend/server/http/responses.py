@@ -12,10 +12,10 @@ from ...forms.openai.errors import json_response
 from ...forms.openai.messages import with_allowed_tools
 from ...forms.openai.params import schema_errors_about
 from ...forms.openai.response_body import ResponsesRequest, chat_request, schema_field
+from ...state.responses import Record
 from ..api.openai.chat import chat_params
 from ..api.openai.events import EventStream
 from ..api.openai.local_engine import LocalEngine
-from ..api.openai.response_store import Record
 from ..api.openai.responses import item_prefix
 from ..api.openai.stored_responses import StoredResponses
 from ..bodies.body_parser import ParsedBody

@@ -36,8 +36,9 @@ from ...listening.journal.pages import JournalLimits
 from ...listening.journal.record import Reason
 from ...listening.keeper import Keeper
 from ...listening.tls import new_ssl_context
+from ...state.database import Database
+from ...state.responses import ResponseStore
 from ..api.openai.local_engine import LocalEngine
-from ..api.openai.response_store import ResponseStore
 from ..requests.frontend import Frontend
 from .acceptor import Acceptor
 from .access_log import AccessLog
@@ -130,7 +131,8 @@ async def _serve(
         has_timings=spec.config.enable_per_request_metrics,
         block_size=spec.config.block_size if spec.shares_prefixes else 0,
     )
-    store = ResponseStore(spec, peers.index)
+    database = Database.of_engine(spec)
+    store = ResponseStore(database, spec.config, peers.index)
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
     app = new_app(engine, frontend, spec, generating.endpoints(), peers)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
@@ -154,7 +156,7 @@ async def _serve(
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
-    store.close()
+    database.close()
 
 
 async def _learn_form(frontend: Frontend) -> None:

@@ -7,7 +7,6 @@ on the model or the machine, and never writes them back.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +14,8 @@ import msgspec
 from ...errors import ConfigError
 from ...messages.media import MediaKind
 from ...process.log import LogLevel
-from ...sockets.endpoints import DEFAULT_PORT, check_listen, check_ports, http_endpoint, joined_http_address
+from ...sockets.endpoints import DEFAULT_PORT, check_listen, check_ports, joined_http_address
+from ...sockets.http_options import check_http
 from .gateway_places import GatewayOptions, check_gateway
 from .host_places import check_hosts
 from .media_limits import media_limits
@@ -292,6 +292,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _http("without a key: names of this server that a Host header may have, with commas between; *: any"),
     ] = None
     max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
+    state_dir: Annotated[
+        str | None,
+        _http(
+            "folder of its own for files, batches and stored responses; none: responses alone, until the engine ends"
+        ),
+    ] = None
     response_store_bytes: Annotated[
         int, _http("of /v1/responses and their conversations that are kept, the oldest go first; 0: none is kept")
     ] = 256 << 20
@@ -420,25 +426,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             check_replica_ports(self.data_parallel_size, self.kv_listen, self.kv_events)
         media_limits(self.limit_mm_per_prompt)
         speculation_options(self.speculation)
-        self._check_http()
+        check_http(self)
         if not all(key and key.isascii() and key.isprintable() for key in self.api_key or ()):
             raise ConfigError("--api-key must be at least 1 printable ASCII character")
-
-    def _check_http(self) -> None:
-        """Raise ConfigError for invalid options of the HTTP server."""
-        if self.http_address is not None:
-            http_endpoint(self.http_address)
-        for name in ("uds_mode", "listen_mode"):
-            if not re.fullmatch("[0-7]{3,4}", getattr(self, name)):
-                raise ConfigError(f"{_flag(name)} {getattr(self, name)} must be 3 or 4 octal digits, such as 660")
-        if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path, re.ASCII):
-            raise ConfigError(f"--root-path {self.root_path} must begin with / and not end with it, such as /llm")
-        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):
-            raise ConfigError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
-        if self.ssl_certfile is not None and self.http_address is None:
-            raise ConfigError("--ssl-certfile is for --http, which is not given: give both, or neither")
-        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
-            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, the CAs to trust")
 
 
 def _flag(name: str) -> str:

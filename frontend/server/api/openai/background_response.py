@@ -17,9 +17,9 @@ from .....ipc.codec import JsonObject
 from .....ipc.errors import Overloaded, RequestError, TokenloomError
 from ....forms.openai.errors import HttpError, encode_json
 from ....forms.openai.items import Event
+from ....state.responses import ResponseStore
 from ..continuation import current
 from ..keep_alive import COMMENT
-from .response_store import ResponseStore
 from .responses import ResponseCreation, encode_events
 
 logger = logging.getLogger("tokenloom.http")

@@ -22,6 +22,7 @@ from ....forms.openai.errors import HttpError
 from ....forms.openai.response_body import ResponsesRequest
 from ....forms.openai.transcription_body import FORM_TYPE, Form
 from ....forms.prompt_limits import PromptLimits
+from ....state.responses import MAX_RECORD_BYTES
 from ...bodies.body_error import BodyError
 from ...bodies.body_packer import LARGE_TYPES
 from ...bodies.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
@@ -33,7 +34,6 @@ from ...helpers.task import Then, in_event_loop, reply_of
 from ..continuation import current
 from ..response_warnings import warn
 from .events import until_disconnect
-from .response_store import MAX_RECORD_BYTES
 
 logger = logging.getLogger("tokenloom.http")
 

@@ -16,12 +16,12 @@ import msgspec
 from .....ipc.errors import RequestError, TokenloomError
 from ....forms.openai.errors import HttpError, encode_json
 from ....forms.openai.response_body import ResponsesRequest
+from ....state.responses import MAX_RECORD_BYTES, Record, ResponseStore
 from ...bodies.body_parser import ParsedBody
 from ..continuation import current
 from .background_response import BackgroundResponse
 from .chat import ChatCompletion
 from .local_engine import LocalEngine
-from .response_store import MAX_RECORD_BYTES, Record, ResponseStore
 from .responses import ResponseCreation
 
 logger = logging.getLogger("tokenloom.http")
@@ -42,10 +42,10 @@ class StoredResponses:
 
     async def resume(self) -> None:
         """Continue the background responses that the previous frontend left open; log a warning if the store fails."""
-        if not self._store.is_on or not self._store.path.exists():
+        if not self._store.is_on or not self._store.exists:
             return
         try:
-            for record in await self._store.open_records():
+            for record in await self._store.take_open():
                 is_streamed = msgspec.json.decode(record.request).get("stream")
                 stored = await self._store.events(record.id) if is_streamed else None
                 self._run(record, partial(self._recreate, record), stored)

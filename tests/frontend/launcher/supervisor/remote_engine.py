@@ -144,7 +144,7 @@ class RemoteEngine:
         self.refusal: OSError | None = None  # of the machine to start a process
         self.spare_says: ChildToSupervisor | None = Loaded()  # a spare frontend, at its start
         self.script: Callable[[], None] = self.finish_start
-        self.supervisor = Supervisor(spec, RunDirectory.create(), listeners, self, lambda line: None)
+        self.supervisor = Supervisor(spec, RunDirectory.create(), listeners, (), self, lambda line: None)
         self.policies = self.supervisor._roster.policies
 
     # ── the test's side ──────────────────────────────────────────────────────────────────────────────────────────

@@ -12,13 +12,14 @@ import openai
 from starlette.types import ASGIApp, Message
 
 from tokenloom.frontend.server.api.openai.local_engine import LocalEngine
-from tokenloom.frontend.server.api.openai.response_store import ResponseStore
 from tokenloom.frontend.server.http.access_log import AccessLog
 from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
 from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.frontend.server.requests.media.media_input import MediaInput
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
+from tokenloom.frontend.state.database import Database
+from tokenloom.frontend.state.responses import ResponseStore
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Welcome
 from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.frontend.bench import TOKENIZER
@@ -38,7 +39,8 @@ class ServedApp:
         self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))
         engine = LocalEngine(self.frontend, lambda: self.loop.call_soon(self.turn))
         peers = Peers(spec, 0)
-        self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, ResponseStore(spec), peers)
+        store = ResponseStore(Database.of_engine(spec), spec.config)
+        self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, store, peers)
         self.app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints(), peers), has_all=True)
         headers = {"authorization": f"Bearer {KEY}"}
         self.http = httpx2.AsyncClient(transport=AppTransport(self.app), base_url="http://app", headers=headers)

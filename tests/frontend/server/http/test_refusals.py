@@ -18,10 +18,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.server.api.openai.local_engine import LocalEngine
-from tokenloom.frontend.server.api.openai.response_store import ResponseStore
 from tokenloom.frontend.server.http.access_log import AccessLog
 from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
+from tokenloom.frontend.state.database import Database
+from tokenloom.frontend.state.responses import ResponseStore
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.core import EngineCoreOutputs, Finished
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
@@ -101,7 +102,8 @@ class App:
         spec = msgspec.structs.replace(spec, run_directory=str(folder))
         engine = LocalEngine(self.frontend, lambda: None)
         peers = Peers(spec, 0)
-        generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, ResponseStore(spec), peers)
+        store = ResponseStore(Database.of_engine(spec), spec.config)
+        generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, store, peers)
         self.app = AccessLog(new_app(engine, self.frontend, spec, generating.endpoints(), peers), has_all=False)
 
     async def ask(self, ask: Ask) -> int:

@@ -14,10 +14,11 @@ import pytest
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.server.api.openai.local_engine import RUNS_PER_GROUP, LocalEngine
-from tokenloom.frontend.server.api.openai.response_store import ResponseStore
 from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
 from tokenloom.frontend.server.requests.frontend import Frontend
+from tokenloom.frontend.state.database import Database
+from tokenloom.frontend.state.responses import ResponseStore
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.engine_steps import (
     CLIENT,
@@ -84,7 +85,8 @@ async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Str
     frontend, spec = new_frontend(CONFIG)
     engine = LocalEngine(frontend, lambda: None)
     peers = Peers(spec, 0)
-    generating = GeneratingEndpoints(engine, frontend.metrics, spec, ResponseStore(spec), peers)
+    store = ResponseStore(Database.of_engine(spec), spec.config)
+    generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
     app = new_app(engine, frontend, spec, generating.endpoints(), peers)
     streams = _Streams()
     request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}

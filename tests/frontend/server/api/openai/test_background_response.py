@@ -11,8 +11,9 @@ from typing import Any, cast
 import msgspec
 
 from tokenloom.frontend.server.api.openai.background_response import BackgroundResponse
-from tokenloom.frontend.server.api.openai.response_store import Record, ResponseStore
 from tokenloom.frontend.server.api.openai.responses import ResponseCreation, encode_events
+from tokenloom.frontend.state.database import Database
+from tokenloom.frontend.state.responses import Record, ResponseStore
 from tokenloom.ipc.errors import Overloaded
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.engine_steps import new_frontend
@@ -52,7 +53,8 @@ def followed(
     folder: Path, creation: Creation, stored: Turn, after: int, end: str = "completed"
 ) -> list[dict[str, Any]]:
     """Return the events after number `after` of a response, of which `stored` exist already."""
-    store = ResponseStore(msgspec.structs.replace(SPEC, run_directory=str(folder)))
+    database = Database.of_engine(msgspec.structs.replace(SPEC, run_directory=str(folder)))
+    store = ResponseStore(database, SPEC.config)
 
     async def start() -> ResponseCreation:
         return cast(ResponseCreation, creation)
@@ -72,7 +74,7 @@ def followed(
     try:
         received = asyncio.run(asyncio.wait_for(work(), 20))
     finally:
-        store.close()
+        database.close()
     return [json.loads(each.partition(b"data: ")[2]) for each in received.split(b"\n\n") if each]
 
 

@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 
-from tokenloom.frontend.server.api.openai import response_store
-from tokenloom.frontend.server.api.openai.response_store import Record, ResponseStore
+from tokenloom.frontend.state.clock import StateClock
+from tokenloom.frontend.state.database import Database
+from tokenloom.frontend.state.responses import Record, ResponseStore
+from tokenloom.frontend.state.schema import FILE
 from tokenloom.ipc.errors import InternalError, Overloaded
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
-from tokenloom.scripts.bench.engine_steps import new_frontend
 from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 
 T = TypeVar("T")
-_, SPEC = new_frontend(EngineConfig(device="cpu"))
 
 
-def new_store(folder: Path, **options: Any) -> ResponseStore:
-    config = msgspec.structs.replace(SPEC.config, **options)
-    return ResponseStore(msgspec.structs.replace(SPEC, run_directory=str(folder), config=config))
+class Store(ResponseStore):
+    """Store with a database of its own in a folder."""
+
+    def __init__(self, folder: Path, owner: int = 0, clock: StateClock | None = None, **options: Any) -> None:
+        self.database = Database(folder / FILE, is_durable=False, clock=clock)
+        super().__init__(self.database, EngineConfig(**options), owner)
+
+
+def new_store(folder: Path, **options: Any) -> Store:
+    return Store(folder, **options)
 
 
 def done(name: str, num_bytes: int = 9) -> Record:
@@ -37,12 +42,12 @@ def waiting(name: str) -> Record:
     return Record(name, True, True, b"[]", b"{}", b"queued")
 
 
-def run(store: ResponseStore, work: Coroutine[Any, Any, T]) -> T:
+def run(store: Store, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work` and close the store."""
     try:
         return asyncio.run(work)
     finally:
-        store.close()
+        store.database.close()
 
 
 async def kept(store: ResponseStore, names: str) -> str:
@@ -91,21 +96,25 @@ def test_no_response_replaces_another(tmp_path: Path) -> None:
 
 def test_the_clock_of_ages_does_not_jump_and_is_that_of_all_processes(tmp_path: Path) -> None:
     """Else a clock that is set by a year would end all responses, or keep them for a year longer."""
-    now = [100.0]
-    config = msgspec.structs.replace(SPEC.config, response_store_age_s=10.0)
-    spec = msgspec.structs.replace(SPEC, run_directory=str(tmp_path), config=config)
-    first, second = (ResponseStore(spec, clock=lambda: now[0]) for _ in range(2))
+    booted, wall = [100.0], [1e9]
+    first, second = (
+        Store(
+            tmp_path,
+            clock=StateClock(lambda: booted[0], lambda: wall[0], lambda: "a boot"),
+            response_store_age_s=10.0,
+        )
+        for _ in range(2)
+    )
 
     async def work() -> list[str]:
         await first.add(done("a"))
         found = []
-        for now[0] in (109.0, 111.0):
+        for booted[0], wall[0] in ((109.0, 2e9), (111.0, 5e8)):
             found.append(await kept(second, "a"))
         return found
 
     assert run(first, work()) == ["a", ""]
-    second.close()
-    assert response_store.boot_time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=10)
+    second.database.close()
 
 
 def test_the_next_store_finds_open_responses_and_their_events(tmp_path: Path) -> None:
@@ -120,26 +129,41 @@ def test_the_next_store_finds_open_responses_and_their_events(tmp_path: Path) ->
         await first.update("v", b"again", is_open=False)
 
     async def after() -> tuple[list[Record], list[bytes], Record | None]:
-        return await second.open_records(), await second.events("w"), await second.get("v")
+        return await second.take_open(), await second.events("w"), await second.get("v")
 
     asyncio.run(before())  # and nothing closes it
     records, events, ended = run(second, after())
-    first.close()
+    first.database.close()
     assert records == [waiting("w")._replace(response=b"begun")] and events == [b"0", b"1", b"2"]
     assert ended == Record("v", False, True, b"[]", b"", b"ended")
 
 
+def test_a_frontend_takes_over_its_predecessors_responses_and_a_share_of_those_without_one(tmp_path: Path) -> None:
+    before = [Store(tmp_path, owner) for owner in range(5)]
+    now = [Store(tmp_path, owner, api_server_count=2) for owner in range(2)]
+
+    async def work() -> list[list[tuple[str, int]]]:
+        for store in before:
+            await store.add(waiting(f"of {store._owner}"))
+        return [[(record.id, record.owner) for record in await store.take_open()] for store in now]
+
+    taken = asyncio.run(work())
+    assert taken == [[("of 0", 0), ("of 2", 0), ("of 4", 0)], [("of 1", 1), ("of 3", 1)]]
+    for store in (*before, *now):
+        store.database.close()
+
+
 def test_an_error_names_the_file_that_cannot_be_written(tmp_path: Path) -> None:
     store = new_store(tmp_path / "missing")
-    with pytest.raises(InternalError, match=r"missing/responses\.sqlite: unable to open"):
+    with pytest.raises(InternalError, match=r"missing/state\.sqlite: unable to open"):
         run(store, store.add(done("a")))
 
 
 FULL_DISK = """
 import asyncio, sys
 from pathlib import Path
-from tokenloom.ipc.errors import Overloaded
-from tokenloom.tests.frontend.server.api.openai.test_response_store import done, kept, new_store
+from tokenloom.ipc.errors import StorageFull
+from tokenloom.tests.frontend.state.test_responses import done, kept, new_store
 
 async def work(folder, has_begun):
     folder.mkdir()
@@ -155,12 +179,12 @@ async def work(folder, has_begun):
         for _ in range(2):
             try:
                 await store.add(done("b", 100_000))
-            except Overloaded as error:
+            except StorageFull as error:
                 print(error)
     (folder / "filler").unlink()
     await store.add(done("c", 100_000))
     print(await kept(store, "abc"))
-    store.close()
+    store.database.close()
 
 for has_begun in (False, True):
     asyncio.run(work(Path(sys.argv[1], str(has_begun)), has_begun))
@@ -179,7 +203,7 @@ def test_a_full_disk_is_an_overload_and_afterwards_responses_are_kept_again(tmp_
     *refusals, names = output.stdout.splitlines()
     assert refusals.pop(2) == "c" and names == "ac"
     for refusal in refusals:
-        assert "responses.sqlite: " in refusal and refusal.endswith("free space or choose another folder")
+        assert "state.sqlite: " in refusal and refusal.endswith("free space or choose another folder")
 
 
 def test_without_descriptors_or_threads_a_response_is_refused_and_the_next_one_is_kept(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""Database: one SQLite file that all frontends of an engine share. A thread of its own executes the SQL.
+
+In a state folder the file outlives the engine and the machine's boot. Without one it is in the run directory, holds the
+stored responses alone, and ends with the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ...ipc.errors import InternalError, TokenloomError
+from ...ipc.process.descriptors import check_free
+from ...ipc.shortages.failure import shortage_of
+from ...ipc.shortages.threads import Threads
+from ...ipc.spec.config.engine_spec import EngineSpec
+from .clock import StateClock
+from .schema import FILE, TABLES, VERSION
+
+T = TypeVar("T")
+
+NUM_FILES = 4  # files that SQLite may have to open: database, log, index, folder
+SPARE_BYTES = 1 << 20  # a disk with less free space counts as full
+LOCK_S = 30.0  # longest wait for the transactions of other frontends
+
+
+class Database:
+    """Connection to the file, opened at the first call. Calls take effect in order, each in one transaction.
+
+    A call raises StorageFull if the disk is full, Overloaded if another resource has run out, and InternalError if
+    SQLite fails otherwise; then nothing has changed. The errors of `work` pass, and undo its changes too."""
+
+    def __init__(self, path: Path, *, is_durable: bool, clock: StateClock | None = None) -> None:
+        """`is_durable`: a commit may be lost only with the power, and if it is synced not even then. Otherwise no
+        commit waits for the disk: the kernel keeps those of a killed process."""
+        self.path = path
+        self.clock = clock or StateClock()
+        self._is_durable = is_durable
+        self._thread = Threads(1, "state")
+        self._connection: sqlite3.Connection | None = None  # used only by the thread
+
+    @classmethod
+    def of_engine(cls, spec: EngineSpec) -> Database:
+        """Return the database in the engine's state folder; without one, that in the run directory."""
+        folder = spec.config.state_dir
+        return cls(Path(folder or spec.run_directory) / FILE, is_durable=folder is not None)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of `work`, which changes nothing. It waits for no other process's transaction."""
+        return await self._run(work, "DEFERRED", False)
+
+    async def do(self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False) -> T:
+        """Return the result of `work`, during which no other process changes anything. If `synced`, its changes and all
+        earlier ones are on the disk then."""
+        return await self._run(work, "IMMEDIATE", synced)
+
+    def close(self) -> None:
+        """Wait for the pending calls and close the file."""
+
+        def work() -> None:
+            if self._connection is not None:
+                self._connection.close()
+
+        self._thread.submit(work)
+        self._thread.shutdown()
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T], kind: str, synced: bool) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work, kind, synced)
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T], kind: str, synced: bool) -> T:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            connection = self._connection
+            if self._is_durable:  # in WAL mode one sync of the log covers the earlier commits, too
+                connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            with connection:
+                connection.execute(f"BEGIN {kind}")
+                return work(connection)
+        except sqlite3.Error as error:
+            raise self._failure(error) from None
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, LOCK_S, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {'NORMAL' if self._is_durable else 'OFF'}")
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.executescript(TABLES)
+            if connection.execute("PRAGMA user_version").fetchone() != (VERSION,):
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                self.clock.begin(connection)
+        except sqlite3.Error:
+            connection.close()  # the next call connects again and creates the missing tables
+            raise
+        return connection
+
+    def _failure(self, error: sqlite3.Error) -> TokenloomError:
+        """Return the error to raise for a failure of SQLite, which does not always say why it cannot open or extend its
+        files."""
+        cause: Exception = error
+        match error.sqlite_errorcode & 0xFF:
+            case sqlite3.SQLITE_FULL:
+                cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            case sqlite3.SQLITE_NOMEM:
+                cause = MemoryError()
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN:
+                cause = self._shortage() or error
+        what = f"nothing can be kept in {self.path}"
+        return shortage_of(cause, what) or InternalError(f"{what}: {error}")
+
+    def _shortage(self) -> OSError | None:
+        """Return an OSError if SQLite's files now lack descriptors or disk space, otherwise None."""
+        try:
+            check_free(NUM_FILES)
+            status = os.statvfs(self.path.parent)
+        except OSError as error:
+            return error
+        is_full = status.f_bavail * status.f_frsize < SPARE_BYTES
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else None

@@ -1,0 +1,21 @@
+"""The tables of the state: one SQLite file in the state folder, or in the run directory if there is none."""
+
+from __future__ import annotations
+
+FILE = "state.sqlite"
+VERSION = 1  # of the tables, as user_version; a file with a higher one is refused
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 0), boot TEXT, start REAL, seen REAL);
+
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, created REAL, owner INT, is_open INT, is_background INT,
+    items BLOB, request BLOB, response BLOB,
+    event_bytes INT DEFAULT 0,
+    num_bytes INT AS (length(items) + length(request) + length(response) + event_bytes) STORED
+);
+CREATE INDEX IF NOT EXISTS responses_by_age ON responses (is_open, created, num_bytes);
+CREATE TABLE IF NOT EXISTS events (
+    id TEXT REFERENCES responses ON DELETE CASCADE, sequence INT, event BLOB, PRIMARY KEY (id, sequence)
+);
+"""
