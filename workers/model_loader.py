@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from .device import device_check
 from .features.adapters.adapter_folders import adapter_folders
 from .features.adapters.adapter_loader import AdapterLoader
 from .features.adapters.slot_filler import SlotFiller, adaptable
+from .features.pooling.pooling_layers import PoolingLayers
 from .machine.parallel import NullGroup, ParallelGroup
 from .models.decoder import DecoderModel
 from .models.load import load_model
@@ -138,6 +139,17 @@ class ModelLoader:
 
         ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, folder, self._dtype, self._device, group, model, ops)
+
+    def load_pooling(self, folder: Path, group: ParallelGroup) -> PoolingLayers | None:
+        """Load the layers that make vectors and scores of hidden states; None on ranks that return no results."""
+        if group.rank != 0:
+            return None
+        is_dummy = self._spec.config.load_format == "dummy" and folder == Path(self._spec.model_folder)
+        open_folder = partial(
+            open_checkpoint, dtype=torch.float32, device=self._device, quantization=None, is_dummy=is_dummy
+        )
+        is_batch_invariant = self._spec.config.deterministic
+        return PoolingLayers.load(folder, self._spec.model, open_folder, is_batch_invariant=is_batch_invariant)
 
     def kv_cache_specs(self, model: Model) -> Sequence[KVCacheSpec]:
         """Return the shape of each KV group of the model, in the dtype that the options name."""

@@ -30,6 +30,7 @@ from .device import device_check
 from .features.adapters.adapter_loader import AdapterLoader
 from .features.kv_copies.kv_copies import pin_arena
 from .features.new import new_features
+from .features.pooling.pooling_layers import PoolingLayers
 from .machine.cpu_threads import num_cpu_threads
 from .machine.memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
 from .machine.parallel import ParallelGroup
@@ -85,6 +86,7 @@ class Worker:
         self._loaded_bytes = 0  # of the blocks that the longest row may get from these
         self._model: Model | None = None
         self._media: MediaRunner | None = None  # with the model, if it takes media
+        self._pooling: PoolingLayers | None = None  # with the model, on rank 0
         self._kv_pool: KVPool | None = None
         self._pool_pages: PageRange | None = None  # of the KV cache, on a CPU
         self._page_supply: PageSupply | None = None  # with them
@@ -124,6 +126,7 @@ class Worker:
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._loader.kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
+        self._pooling = self._loader.load_pooling(self._folder, self._group)
         begun, self._media = time.monotonic(), self._load_media(self._model)
         if self._media is not None:
             yield Phase(name="load encoder", duration_s=time.monotonic() - begun, detail=gib(self._media.weight_bytes))
@@ -253,6 +256,7 @@ class Worker:
                 self._local_ranks,
                 self._media,
                 self.adapters,
+                self._pooling,
             ),
         )
 
@@ -275,7 +279,7 @@ class Worker:
         self._asleep = holding.asleep
         self.runner = None
         if holding.model_folder or "weights" in holding.asleep:
-            self._model = self._media = None
+            self._model = self._media = self._pooling = None
             if self.adapters is not None:
                 self.adapters.use(None)
         if "kv_cache" in holding.asleep:
@@ -286,6 +290,7 @@ class Worker:
         self._folder = Path(holding.model_folder or self._folder)
         if self._model is None and "weights" not in holding.asleep:
             self._model = self._load_model()
+            self._pooling = self._loader.load_pooling(self._folder, self._group)
             self._media = self._load_media(self._model)
         if self._kv_pool is None:
             self.initialize(self._pool_shape, self._arena)

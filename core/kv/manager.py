@@ -94,9 +94,9 @@ class KVCacheManager:
         """Return how many of the request's first blocks may be read from a cache.
 
         They end before the last token, which must be computed to sample the next, and before prompt tokens whose
-        logprobs are requested and not delivered yet. Mean pooling needs all hidden states and reads no blocks. A
+        logprobs are requested and not delivered yet. Pooling that needs all hidden states reads no blocks. A
         request that skips the cache reads only blocks of its own prompt group."""
-        if request.pooling is not None and request.pooling.method == "mean":
+        if request.pooling is not None and request.pooling.needs_all_states:
             return 0
         if request.params.skip_reading_prefix_cache and request.cache_root is None:
             return 0

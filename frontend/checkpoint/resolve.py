@@ -276,7 +276,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     start of each request. ConfigError if the option exceeds the model's limit."""
     longest = model.max_position_embeddings
     if config.max_model_len in (None, AUTO_LENGTH):
-        return longest + model.num_clip_tokens
+        return min(longest, model.pooling.max_tokens or longest) + model.num_clip_tokens
     if config.max_model_len > longest:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is above the model's max_position_embeddings {longest}: lower it"

@@ -14,6 +14,7 @@ from .adapters.adapter_fills import AdapterFills
 from .adapters.adapter_loader import AdapterLoader
 from .kv_copies.kv_copies import KVCopies
 from .pooling.pooler import Pooler
+from .pooling.pooling_layers import PoolingLayers
 
 
 def new_features(
@@ -24,9 +25,10 @@ def new_features(
     local_ranks: Sequence[int],
     media: RunnerFeature | None,
     adapters: AdapterLoader | None,
+    pooling: PoolingLayers | None,
 ) -> list[RunnerFeature]:
     """Return the features in the order of their parts in a step. blocks, arena, local_ranks: as for
-    KVCopies."""
+    KVCopies. pooling: on rank 0, which alone returns results."""
     features: list[RunnerFeature] = []
     if arena is not None:
         features.append(KVCopies(arena, blocks, group, local_ranks))
@@ -34,6 +36,6 @@ def new_features(
         features.append(media)
     if adapters is not None:
         features.append(AdapterFills(adapters, batch, is_on_cpu=blocks[0].device.type == "cpu"))
-    if group.rank == 0:  # which alone returns vectors
-        features.append(Pooler())
+    if pooling is not None:
+        features.append(Pooler(pooling))
     return features

@@ -11,6 +11,7 @@ import torch
 
 from ...ipc.spec.kv.kv_groups import KVGroup, kv_groups
 from ...ipc.spec.models.model_config import ModelConfig, TensorNames
+from ...ipc.spec.models.pooling.heads import head_tensors
 from ...kernels.select import Ops
 from ..layers.rotary import make_rotary
 from ..machine.parallel import ParallelGroup
@@ -75,18 +76,21 @@ def read_model(
 def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise ConfigError if the checkpoint has tensors that the model has not read and that its family does not
     ignore."""
-    head = rooted(config.names, checkpoint).head
+    head, pooling = rooted(config.names, checkpoint).head, config.pooling
     tied = [f"{head}."] if config.tie_word_embeddings else []
-    checkpoint.refuse_unread([*config.names.ignored, *tied], partial(is_spare, checkpoint))
+    of_pooling = head_tensors([] if pooling.head is None else pooling.head.layers)  # read by PoolingLayers
+    checkpoint.refuse_unread([*config.names.ignored, *tied, *of_pooling], partial(is_spare, checkpoint))
 
 
 def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:
-    """Return the names with the prefix that this checkpoint has instead of "model."."""
-    for root in names.roots:
-        embedding = root + names.embedding.removeprefix("model.")
+    """Return the names with the prefix that this checkpoint has instead of the family's, such as "model.". Files of a
+    model without a head may have none."""
+    own = names.embedding.partition(".")[0] + "."
+    for root in [*names.roots, ""]:
+        embedding = root + names.embedding.removeprefix(own)
         if f"{embedding}.weight" in checkpoint:
             fields = ("embedding", "positions", "layers", "norm")
-            moved = {field: root + getattr(names, field).removeprefix("model.") for field in fields}
+            moved = {field: root + getattr(names, field).removeprefix(own) for field in fields}
             head = f"{root.removesuffix('model.')}{names.head}"
             head = head if f"{head}.weight" in checkpoint else names.head
             return msgspec.structs.replace(names, head=head, **moved)

@@ -19,7 +19,6 @@ from ....ipc.errors import ProtocolError, RequestError
 from ....ipc.messages.client import ChatForm, Child, Submit
 from ....ipc.messages.core import EngineCoreRequest
 from ....ipc.messages.intake import ReadPrompt
-from ....ipc.params.pooling_params import PoolingParams
 from ....ipc.params.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ....ipc.spec.config.comma_list import comma_list
 from ....ipc.spec.config.engine_spec import EngineSpec
@@ -32,6 +31,7 @@ from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer, head_of
 from .clip_prompts import check_clip
+from .pooling_rules import PoolingRules
 from .prompt import ProcessedRequest, Prompt
 from .thought_markers import ThoughtMarkers
 
@@ -57,7 +57,7 @@ class InputProcessor:
         self._prepare = prepare
         self._vocab_size = spec.model.vocab_size
         self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
-        self._hidden_size, self._num_clip_tokens = spec.model.hidden_size, spec.model.num_clip_tokens
+        self._pooling, self._num_clip_tokens = PoolingRules(spec.model), spec.model.num_clip_tokens
         self._tokenizer = tokenizer
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
         self.media_limits = MediaLimits.of(spec)
@@ -207,15 +207,21 @@ class InputProcessor:
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
         """Check `submit`, and return it with the defaults, seeds and tokens that the core needs. `prompt`: its
         tokenized prompt; `now`: unix seconds. RequestError for invalid parameters or a prompt that does not fit."""
-        params = submit.params if submit.pooling is None else self._pooling_params(submit.params, submit.pooling)
-        prompt = self._truncated(prompt, params, num_reserved=0 if submit.pooling else max(params.max_tokens or 0, 1))
+        params, pooling = submit.params, submit.pooling
+        if pooling is None:
+            self._pooling.check_generates()
+        else:
+            params, pooling = self._pooling.sampling_params(params, pooling), self._pooling.resolve(pooling)
+        prompt = self._truncated(prompt, params, num_reserved=0 if pooling else max(params.max_tokens or 0, 1))
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
             why = "" if prompt.text is None else ", since it is empty and the tokenizer adds none"
             raise RequestError(f"the prompt has no tokens{why}: give at least one")
         if self._num_clip_tokens:
             check_clip(submit, prompt, self._num_clip_tokens)
-        self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before the ids are decoded
+        self.limits.check_length(num_prompt_tokens, is_answered=pooling is None)  # before the ids are decoded
+        if pooling is not None:
+            self._pooling.check_result(pooling, num_prompt_tokens)
         if not submit.children:
             self.limits.check_share(1, params.n, num_prompt_tokens)
         self._check_ids(prompt.token_ids, "prompt_token_ids")
@@ -244,7 +250,7 @@ class InputProcessor:
             max_tokens=max(max_tokens, 1),
             stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())) if max_tokens else [],
             arrival_time=submit.arrival_time or now,
-            pooling=submit.pooling,
+            pooling=pooling,
             attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
@@ -255,24 +261,6 @@ class InputProcessor:
             media=prompt.spans,
         )
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
-
-    def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
-        """Return the parameters of an embedding: of `params` only truncation, priority, timeouts and cache_salt are
-        kept. RequestError if n is not 1 or `pooling` asks for too many dimensions."""
-        if params.n != 1:
-            raise RequestError(f"n is {params.n}: a prompt has one embedding, leave it out")
-        if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
-            raise RequestError(f"dimensions is {pooling.dimensions}, this model's vectors have {self._hidden_size}")
-        return SamplingParams(
-            max_tokens=1,
-            truncate_prompt_tokens=params.truncate_prompt_tokens,
-            truncation_side=params.truncation_side,
-            priority=params.priority,
-            service_tier=params.service_tier,
-            timeout_s=params.timeout_s,
-            queue_timeout_s=params.queue_timeout_s,
-            cache_salt=params.cache_salt,
-        )
 
     def _truncated(self, prompt: Prompt, params: SamplingParams, num_reserved: int) -> Prompt:
         """Return the prompt after applying truncate_prompt_tokens; -1 leaves room for `num_reserved` tokens."""

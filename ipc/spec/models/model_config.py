@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .audio_config import AudioConfig
+from .pooling.pooling_config import PoolingConfig
 from .quantization_config import QuantizationConfig
 from .vision_config import VisionConfig
 
@@ -310,6 +311,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
     output_rules: OutputRules | None = None
+    has_lm_head: bool = True  # False: the file has no language model's head, so that nothing is generated
+    pooling: PoolingConfig = PoolingConfig()  # how hidden states become vectors or scores
     language_ids: dict[str, int] | None = None  # tokens that name the spoken language, by its code; None: unknown
     vision: VisionConfig | None = None  # None: the model takes no images
     audio: AudioConfig | None = None  # None: the model takes no audio
@@ -318,6 +321,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def encoder(self) -> Encoder | None:
         """The encoder of media; None: the model takes only text."""
         return self.vision or self.audio
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether the model generates tokens; every model pools."""
+        return self.has_lm_head and not self.is_encoder
 
     def at_layer(self, layer: int) -> ModelConfig:
         """Return this config with one layer's own sizes in place of the model's."""

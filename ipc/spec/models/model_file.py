@@ -24,6 +24,10 @@ from .hybrids.mamba2 import MAMBA_FAMILIES
 from .hybrids.short_conv import CONV_FAMILIES
 from .model_config import ModelConfig, ModelImplementation, OutputRules
 from .multimodal import language_model
+from .pooling import heads
+from .pooling.heads import Headed
+from .pooling.pooling_config import PoolingConfig
+from .pooling.sentence_files import with_sentence_files
 from .quantization_config import parse_quantization
 from .vision_families import VISION_FAMILIES
 
@@ -57,7 +61,8 @@ def load_model_config(
     try:
         config = _parse(ConfigFile(path, raw), generation, implementation)
         rules, languages = _output_rules(generation, config.vocab_size), _language_ids(generation)
-        config = msgspec.structs.replace(config, output_rules=rules, language_ids=languages)
+        pooling = with_sentence_files(config.pooling, folder, config.hidden_size)
+        config = msgspec.structs.replace(config, output_rules=rules, language_ids=languages, pooling=pooling)
         return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
     except ConfigError:
         raise
@@ -70,6 +75,8 @@ def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplem
     architecture = listed[0] if isinstance(listed, list) else listed
     if not isinstance(architecture, str):
         file.refuse(f"architectures must be a list with the name of a class, it is {shown(listed)}")
+    if (headed := heads.split(architecture, TEXT)) is not None:
+        return _parse_headed(file, generation, architecture, headed)
     is_native = architecture in NATIVE
     if not is_native and not CAUSAL.search(architecture):
         file.refuse(f"architecture {architecture:.100} is not supported: it is no causal language model")
@@ -90,6 +97,20 @@ def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplem
     if file.flag("is_encoder_decoder"):
         file.refuse(f"architecture {architecture} is an encoder-decoder, which transformers' layers cannot run here")
     return borrowed_config(text, architecture, _eos_token_ids(text, generation))
+
+
+def _parse_headed(file: ConfigFile, generation: ConfigFile, architecture: str, headed: Headed) -> ModelConfig:
+    """Return the config of an architecture that has the layers of a language model without its head. Its embedding
+    stands in for that, since every step has a head; only rows that generate read it."""
+    config = _parse_native(file, generation, headed.family)
+    head = heads.head_of(file, architecture, headed.kind, config.hidden_size)
+    pairs = heads.pair_template_of(file, architecture)
+    config = msgspec.structs.replace(
+        config, architecture=architecture, pooling=PoolingConfig(head=head, pair_template=pairs)
+    )
+    if "classifier_from_token" in file:  # a language model's files, with its head
+        return config
+    return msgspec.structs.replace(config, has_lm_head=False, has_head_bias=False, tie_word_embeddings=True)
 
 
 def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -> ModelConfig:

@@ -1,12 +1,12 @@
-"""Pooler: reduces the hidden states of each pooled prompt to one vector.
+"""Pooler: makes the results of pooled prompts from their hidden states.
 
-A prompt is computed in chunks, of which a mean keeps only a float32 sum. For a mean, a row resumed after a preemption
-or a restart starts from its first token again, so its vector does not depend on interruptions.
+A prompt is computed in chunks, of which only sums are kept. Where all hidden states count, a row resumed after a
+preemption or a restart starts from its first token again, so its result does not depend on interruptions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -14,26 +14,19 @@ from torch import Tensor
 from ....ipc.errors import ProtocolError
 from ....ipc.messages.base import BulkArray
 from ....ipc.messages.workers import NewRow, Pooled, SchedulerOutput
-from ....ipc.params.pooling_params import PoolingParams
 from ...machine.arrays import ids_of
 from ...step.runner_feature import BegunStep, RunnerFeature
 from ...step.step_inputs import StepInputs
-
-
-@dataclass
-class _Prompt:
-    """`total` is the sum over the tokens computed so far; None before the first, and for pooling by the last token."""
-
-    params: PoolingParams
-    num_tokens: int
-    total: Tensor | None = None
+from .pooled_prompt import PooledPrompt
+from .pooling_layers import PoolingLayers
 
 
 class Pooler(RunnerFeature):
-    """Owner of the sums of pooled rows between their chunks. Other rows cost nothing."""
+    """Owner of the prompts of pooled rows until they are complete. Other rows cost nothing."""
 
-    def __init__(self) -> None:
-        self._prompt_by_row: dict[int, _Prompt] = {}
+    def __init__(self, layers: PoolingLayers) -> None:
+        self._layers = layers
+        self._prompt_by_row: dict[int, PooledPrompt] = {}
 
     def update(self, step: SchedulerOutput) -> None:
         """Forget freed rows, and record the new rows that are pooled."""
@@ -47,38 +40,62 @@ class Pooler(RunnerFeature):
         self._prompt_by_row.clear()
 
     def read_hidden(self, hidden: Tensor, inputs: StepInputs, begun: BegunStep) -> None:
-        """Add a step's hidden states to the sums, and add the vectors of the prompts that it completes to `begun`."""
+        """Add a step's hidden states to their prompts, and the results of the prompts that it completes to `begun`."""
         if not self._prompt_by_row:
             return
+        complete: list[tuple[int, PooledPrompt]] = []
         for i, row in enumerate(inputs.rows.tolist()):
             prompt = self._prompt_by_row.get(row)
             if prompt is None:
                 continue
-            chunk = hidden[inputs.query_starts[i] : inputs.query_starts[i + 1]]
-            if prompt.params.method == "mean":
-                part = chunk.sum(0, dtype=torch.float32)
-                prompt.total = part if prompt.total is None else prompt.total + part
-            if inputs.seq_lens[i] == prompt.num_tokens:
-                begun.pooled.append(Pooled(row=row, vector=_finish(prompt, chunk)))
+            begin, end = inputs.query_starts[i : i + 2].tolist()
+            seq_len = int(inputs.seq_lens[i])
+            prompt.add(hidden[begin:end], seq_len - (end - begin))
+            if seq_len == prompt.num_tokens:
+                complete.append((row, prompt))
+        begun.pooled += self._results(complete)
 
     def _admit(self, new_row: NewRow) -> None:
-        """Note the row, if it is pooled. ProtocolError for a mean with cached tokens, which have no hidden states."""
+        """Record the row if it is pooled. ProtocolError for cached tokens, which have no hidden states, if these
+        count."""
         params = new_row.pooling
         if params is None:
             return
-        if params.method == "mean" and new_row.num_computed_tokens:
+        if params.needs_all_states and new_row.num_computed_tokens:
             raise ProtocolError(
-                f"row {new_row.row} is admitted for a mean with {new_row.num_computed_tokens} tokens computed: it "
-                "needs the hidden states of all"
+                f"row {new_row.row} is admitted with {new_row.num_computed_tokens} tokens computed: its pooling needs "
+                "the hidden states of all"
             )
-        self._prompt_by_row[new_row.row] = _Prompt(params, len(new_row.token_ids) // 4)
+        self._prompt_by_row[new_row.row] = PooledPrompt(new_row, params, self._layers.config.methods)
+
+    def _results(self, complete: list[tuple[int, PooledPrompt]]) -> Iterator[Pooled]:
+        """Yield the results of complete prompts. Vectors of prompts with equal parameters pass the layers together."""
+        alike: dict[tuple[object, ...], list[tuple[int, PooledPrompt]]] = {}
+        for row, prompt in complete:
+            params = prompt.params
+            if params.is_token_level:
+                yield _pooled(row, self._token_results(prompt))
+                continue
+            alike.setdefault((params.task, params.method, params.use_activation, params.dimensions), []).append(
+                (row, prompt)
+            )
+        for group in alike.values():
+            vectors = torch.stack([prompt.vector for _, prompt in group])
+            results = self._layers.results(vectors, group[0][1].params).cpu()
+            yield from (_pooled(row, result) for (row, _), result in zip(group, results, strict=True))
+
+    def _token_results(self, prompt: PooledPrompt) -> Tensor:
+        """Return the results [n, outputs] of a prompt's tokens; those of the tokens with step_tag_id alone if it is
+        given."""
+        results, head = self._layers.results(prompt.states, prompt.params), self._layers.config.head
+        tag = prompt.params.step_tag_id
+        if tag is None and prompt.params.task == "token_classify" and head is not None:
+            tag = head.step_tag_id
+        if tag is not None:
+            results = results[torch.from_numpy(prompt.token_ids == tag)]
+        return results.cpu()
 
 
-def _finish(prompt: _Prompt, chunk: Tensor) -> BulkArray:
-    """Return the prompt's vector: its mean or last hidden state, cut to `dimensions`, normalized if wanted. chunk:
-    [n, hidden_size], the prompt's last tokens."""
-    vector = chunk[-1].float() if prompt.total is None else prompt.total / prompt.num_tokens
-    vector = vector[: prompt.params.dimensions]
-    if prompt.params.normalize:
-        vector = torch.nn.functional.normalize(vector, dim=0)
-    return BulkArray(dtype="float32", shape=list(vector.shape), data=vector.cpu().numpy().tobytes())
+def _pooled(row: int, result: Tensor) -> Pooled:
+    array = BulkArray(dtype="float32", shape=list(result.shape), data=result.numpy().tobytes())
+    return Pooled(row=row, vector=array)
