@@ -21,30 +21,44 @@ from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
 from ...ipc.params.beam_search_params import BeamSearchParams
 from ...ipc.params.lora_request import LoRARequest
-from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask
 from ...ipc.params.sampling_params import SamplingParams
 from ..forms import queries
 from ..forms.call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
+    PoolOptions,
     TranscribeOptions,
     adapters_of,
     chat_form,
     check_options,
     with_priority,
 )
-from ..forms.prompts import Chat, Prompt, check_params, check_token_ids, read_chat
+from ..forms.prompts import Chat, Prompt, check_params, check_token_ids, list_pairs, read_chat
 from .async_stream import AsyncStream, LoopWaker
 from .base_client import BaseClient, new_tools
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
-from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
+from .outputs import RequestOutput, TranscriptionOutput
+from .pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RerankResult,
+    ScoringRequestOutput,
+    ranked,
+    to_classification,
+    to_embedding,
+    to_pooling,
+    to_scores,
+)
 from .protocol import QueryResult, ReplyType, check_reply
 
 if TYPE_CHECKING:
     from .chat_tools import ChatTools
 
+MAX_OPEN = 256  # requests of one call of `score` at a time
 MAX_OPEN_PIECES = 16  # pieces of one clip that are transcribed at a time
 
 
@@ -95,18 +109,76 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         prompt: Prompt,
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
-        *,
-        truncate_prompt_tokens: int | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        **options: Unpack[AdapterOptions],
+        **options: Unpack[PoolOptions],
     ) -> EmbeddingRequestOutput:
         """Return the embedding of one prompt. Options and errors are those of Client.embed."""
-        check_options("embed", options, AdapterOptions)
-        (submit,) = self._embed_submits(
-            [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s, options
-        )
+        check_options("embed", options, PoolOptions)
+        (submit,) = self._pool_submits([prompt], pooling_params, "embed", options, request_id)
         return to_embedding(await self._run_to_end(submit))
+
+    async def classify(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> ClassificationRequestOutput:
+        """Return the probabilities of the classes of one prompt, as Client.classify does."""
+        check_options("classify", options, PoolOptions)
+        (submit,) = self._pool_submits([prompt], pooling_params, "classify", options, request_id)
+        return to_classification(await self._run_to_end(submit))
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        pooling_task: PoolingTask | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> PoolingRequestOutput:
+        """Return the result of a task for one prompt, as Client.encode does."""
+        check_options("encode", options, PoolOptions)
+        (submit,) = self._pool_submits([prompt], pooling_params, pooling_task, options, request_id)
+        return to_pooling(await self._run_to_end(submit))
+
+    async def reward(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> PoolingRequestOutput:
+        """Return the rewards of one prompt, as Client.reward does."""
+        check_options("reward", options, PoolOptions)
+        (submit,) = self._pool_submits([prompt], pooling_params, "token_classify", options, request_id)
+        return to_pooling(await self._run_to_end(submit))
+
+    async def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> list[ScoringRequestOutput]:
+        """Return a score for each pair of texts, as Client.score does."""
+        check_options("score", options, PoolOptions)
+        pairs = list_pairs(data_1, data_2)
+        submits = self._pair_submits(pairs, pooling_params, await self.info(), options)
+        return to_scores(await self._run_together(submits), len(pairs))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        pooling_params: PoolingParams | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> list[RerankResult]:
+        """Return the documents by falling scores for the query, as Client.rerank does."""
+        check_options("rerank", options, PoolOptions)
+        return ranked(documents, await self.score(query, documents, pooling_params, **options), top_n)
 
     async def transcribe(self, audio: object, **options: Unpack[TranscribeOptions]) -> TranscriptionOutput:
         """Return the transcript of one audio clip of any length. The forms of a clip and the options are those of
@@ -123,18 +195,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         clip = await asyncio.to_thread(transcriber.clip, audio)
         if (question := clip.question(new_submit)) is not None:
             clip.name_language(await self._run_to_end(question))
-        room = asyncio.Semaphore(MAX_OPEN_PIECES)
-
-        async def answer(submit: wire.Submit) -> RequestOutput:
-            async with room:
-                return await self._run_to_end(submit)
-
-        tasks = [asyncio.ensure_future(answer(submit)) for submit in clip.submits(new_submit, context)]
-        try:
-            return clip.output(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        return clip.output(await self._run_together(clip.submits(new_submit, context), MAX_OPEN_PIECES))
 
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[AdapterOptions]
@@ -264,6 +325,21 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
     async def _run_to_end(self, submit: wire.Submit) -> RequestOutput:
         async with aclosing(self._run(submit)) as outputs:
             return await anext(output async for output in outputs if output.finished)
+
+    async def _run_together(self, submits: Sequence[wire.Submit], max_open: int = MAX_OPEN) -> list[RequestOutput]:
+        """Run requests of one call, at most `max_open` at a time. If one fails, abort the others."""
+        room = asyncio.Semaphore(max_open)
+
+        async def answer(submit: wire.Submit) -> RequestOutput:
+            async with room:
+                return await self._run_to_end(submit)
+
+        tasks = [asyncio.ensure_future(answer(submit)) for submit in submits]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _ask(self, make_query: Callable[..., wire.Query], reply_type: type[ReplyType]) -> ReplyType:
         future: Future[QueryResult] = Future()

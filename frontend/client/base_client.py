@@ -18,13 +18,13 @@ import msgspec
 
 from ...ipc.errors import RequestError
 from ...ipc.messages.base import MemoryTag, PauseMode
-from ...ipc.messages.client import ChatForm, LoadAdapter, Query, Submit, UnloadAdapter
+from ...ipc.messages.client import ChatForm, Info, LoadAdapter, Query, Submit, UnloadAdapter
 from ...ipc.params.lora_request import LoRARequest
-from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask
 from ...ipc.params.public_struct import suggestion
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.process.log import LogLevel
-from ..forms.call_options import AdapterOptions, ChatOptions, adapters_of
+from ..forms.call_options import ChatOptions, PoolOptions, adapters_of, pool_params
 from ..forms.prompts import Chat, CheckedChat, Prompt, check_pooling, new_submit
 from ..forms.queries import order_query, pause_query, sleep_query, wake_up_query
 from .transport import Transport
@@ -107,25 +107,38 @@ class BaseClient(Generic[DoneT]):
         path = _on_engine(adapter.lora_path) if adapter.lora_path else ""
         return msgspec.structs.replace(submit, adapter=adapter.lora_name, adapter_path=path)
 
-    def _embed_submits(
+    def _pool_submits(
         self,
-        prompts: list[Prompt],
+        prompts: Sequence[Prompt],
         pooling_params: PoolingParams | None,
-        request_id: str | None,
-        truncate_prompt_tokens: int | None,
-        priority: int,
-        timeout_s: float | None,
-        options: AdapterOptions,
+        task: PoolingTask | None,
+        options: PoolOptions,
+        request_id: str | None = None,
     ) -> list[Submit]:
-        params = SamplingParams(
-            truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
-        )
-        pooling = check_pooling(pooling_params)
-        adapters = adapters_of(options, len(prompts))
+        pooling, adapters = check_pooling(pooling_params, task), adapters_of(options, len(prompts))
+        params = pool_params(options)
         return [
             self._new_submit(prompt, params, request_id, pooling, adapter=adapter)
             for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
+
+    def _pair_submits(
+        self, pairs: Sequence[tuple[str, str]], pooling_params: PoolingParams | None, info: Info, options: PoolOptions
+    ) -> list[Submit]:
+        """Return the requests that score pairs of texts: one for each pair if the model has a head for that, else one
+        for each text to embed, those of a pair next to each other."""
+        if "score" in info.pooling_tasks:
+            firsts = [first for first, _ in pairs]
+            submits = self._pool_submits(firsts, pooling_params, "score", options)
+            return [
+                msgspec.structs.replace(submit, text_pair=second)
+                for submit, (_, second) in zip(submits, pairs, strict=True)
+            ]
+        if "embed" not in info.pooling_tasks:
+            served = ", ".join(info.pooling_tasks)
+            raise RequestError(f"this model scores no pairs, since its head has several classes: it serves {served}")
+        params = msgspec.structs.replace(check_pooling(pooling_params, "embed"), use_activation=True)
+        return self._pool_submits([text for pair in pairs for text in pair], params, "embed", options)
 
     # ── control ──
 

@@ -15,13 +15,14 @@ from ...ipc.messages import client as wire
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
 from ...ipc.params.beam_search_params import BeamSearchParams
-from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask
 from ...ipc.params.sampling_params import SamplingParams
 from ..forms import queries
 from ..forms.call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
+    PoolOptions,
     TranscribeOptions,
     adapters_of,
     chat_form,
@@ -36,6 +37,7 @@ from ..forms.prompts import (
     check_token_ids,
     list_chats,
     list_clips,
+    list_pairs,
     list_params,
     list_prompts,
     read_chat,
@@ -45,7 +47,19 @@ from .batch import RequestBatch
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .open_request import Update
-from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, TranscriptionOutput, to_embedding
+from .outputs import OutputBuilder, RequestOutput, TranscriptionOutput
+from .pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RerankResult,
+    ScoringRequestOutput,
+    ranked,
+    to_classification,
+    to_embedding,
+    to_pooling,
+    to_scores,
+)
 from .protocol import QueryResult, ReplyType, check_reply
 from .request_future import RequestFuture
 
@@ -100,23 +114,89 @@ class Client(BaseClient[None]):
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | None = None,
         *,
-        truncate_prompt_tokens: int | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
         use_tqdm: bool = True,
-        **options: Unpack[AdapterOptions],
+        **options: Unpack[PoolOptions],
     ) -> list[EmbeddingRequestOutput]:
         """Return the embeddings of all prompts, in the order of the prompts.
 
         `truncate_prompt_tokens`, `priority` and `timeout_s` mean the same as in SamplingParams. If a prompt fails, its
-        error is raised; that is RequestError if the prompt exceeds its timeout.
+        error is raised, here and by the methods below; that is RequestError if the prompt exceeds its timeout, or if
+        the model does not serve the task.
         """
-        check_options("embed", options, AdapterOptions)
-        listed = list_prompts(prompts)
-        submits = self._embed_submits(
-            listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s, options
-        )
-        return [to_embedding(output) for output in self._run(submits, use_tqdm)]
+        check_options("embed", options, PoolOptions)
+        submits = self._pool_submits(list_prompts(prompts), pooling_params, "embed", options)
+        return list(map(to_embedding, self._run(submits, use_tqdm)))
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Unpack[PoolOptions],
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of the classes of each prompt, of a model with a classification head."""
+        check_options("classify", options, PoolOptions)
+        submits = self._pool_submits(list_prompts(prompts), pooling_params, "classify", options)
+        return list(map(to_classification, self._run(submits, use_tqdm)))
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: PoolingTask | None = None,
+        use_tqdm: bool = True,
+        **options: Unpack[PoolOptions],
+    ) -> list[PoolingRequestOutput]:
+        """Return the results of a task for all prompts; by default, of the model's own task."""
+        check_options("encode", options, PoolOptions)
+        submits = self._pool_submits(list_prompts(prompts), pooling_params, pooling_task, options)
+        return list(map(to_pooling, self._run(submits, use_tqdm)))
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Unpack[PoolOptions],
+    ) -> list[PoolingRequestOutput]:
+        """Return the rewards of all prompts, a row for each token, of a reward model."""
+        check_options("reward", options, PoolOptions)
+        submits = self._pool_submits(list_prompts(prompts), pooling_params, "token_classify", options)
+        return list(map(to_pooling, self._run(submits, use_tqdm)))
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Unpack[PoolOptions],
+    ) -> list[ScoringRequestOutput]:
+        """Return a score for each pair of texts: one text with each of many, or two lists item by item. A model that
+        has no head for pairs gives the cosine of their embeddings."""
+        check_options("score", options, PoolOptions)
+        info, pairs = self.info(), list_pairs(data_1, data_2)
+        outputs = self._run(self._pair_submits(pairs, pooling_params, info, options), use_tqdm)
+        return to_scores(outputs, len(pairs))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        **options: Unpack[PoolOptions],
+    ) -> list[RerankResult]:
+        """Return the documents by falling scores for the query, as `score` gives them; only the first `top_n`."""
+        check_options("rerank", options, PoolOptions)
+        scores = self.score(query, documents, pooling_params, use_tqdm=use_tqdm, **options)
+        return ranked(documents, scores, top_n)
 
     def transcribe(
         self, audio: object, *, use_tqdm: bool = False, **options: Unpack[TranscribeOptions]

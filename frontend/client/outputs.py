@@ -1,4 +1,4 @@
-"""Outputs of requests (RequestOutput, EmbeddingRequestOutput, TranscriptionOutput), and the builder of RequestOutputs
+"""Outputs of requests (RequestOutput, TranscriptionOutput), and the builder of RequestOutputs
 from the updates of a request.
 
 Knows no socket and no thread. Names and meanings are vLLM's, except those of transcripts.
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from ...ipc.codec import decode_ids
-from ...ipc.errors import RequestError, TokenloomError
+from ...ipc.errors import TokenloomError
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from ...ipc.messages.tier import PlaceName
@@ -78,7 +78,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finished: bool
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # per prompt token; None for the first
-    embedding: BulkArray | None = None  # the vector of a request with pooling
+    embedding: BulkArray | None = None  # the result of a request to pool
     metrics: RequestMetrics = RequestMetrics()
     lora_request: LoRARequest | None = None
     encoder_prompt: None = None  # fields of vLLM, not supported, like those below
@@ -292,38 +292,3 @@ class TranscriptionOutput(msgspec.Struct, kw_only=True):
     language: str | None  # code of the spoken language, given by the caller or detected; None: unknown
     duration_s: float  # length of the clip
     segments: list[SpokenSegment]  # parts with text
-
-
-class EmbeddingOutput(msgspec.Struct, kw_only=True):
-    """The vector of one prompt."""
-
-    embedding: list[float]
-
-    def __repr__(self) -> str:
-        return f"EmbeddingOutput(hidden_size={len(self.embedding)})"
-
-
-class EmbeddingRequestOutput(msgspec.Struct, kw_only=True):
-    """A prompt and its vector."""
-
-    request_id: str
-    prompt: str | None  # None: the prompt was token ids
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    num_cached_tokens: int = 0
-    finished: bool = True
-
-
-def to_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
-    """Return the last output of a request with pooling as an EmbeddingRequestOutput. RequestError if the request was
-    aborted or timed out, so that it has no vector."""
-    if output.embedding is None:
-        reason = output.outputs[0].finish_reason
-        raise RequestError(f"request {output.request_id} ended with {reason} before its prompt was embedded")
-    return EmbeddingRequestOutput(
-        request_id=output.request_id,
-        prompt=output.prompt,
-        prompt_token_ids=output.prompt_token_ids,
-        outputs=EmbeddingOutput(embedding=output.embedding.floats().tolist()),
-        num_cached_tokens=output.num_cached_tokens,
-    )

@@ -1,4 +1,4 @@
-"""Keyword arguments of `generate`, `chat`, `embed` and `transcribe` besides prompts and parameters, with their checks.
+"""Keyword arguments of `generate`, `embed` and others besides prompts and parameters, with their checks.
 
 Names are vLLM's. A keyword of type None is a feature that this engine does not have: only None and {} are accepted.
 """
@@ -35,6 +35,15 @@ class AdapterOptions(UnservedOptions, total=False):
     model: str | None  # name of a loaded adapter, or of the served model
 
 
+class PoolOptions(AdapterOptions, total=False):
+    """Keywords of `embed`, `classify`, `score` and the other methods that pool, besides prompts and pooling parameters.
+    Each means the same as in SamplingParams."""
+
+    truncate_prompt_tokens: int | None
+    priority: int
+    timeout_s: float | None
+
+
 class CallOptions(AdapterOptions, total=False):
     """Keywords of `generate` besides prompts and sampling parameters."""
 
@@ -69,7 +78,9 @@ class TranscribeOptions(CallOptions, total=False):
 _PARAMETERS = {  # keywords beside the options, by method
     **dict.fromkeys(("generate", "chat"), ("sampling_params", "use_tqdm")),
     **dict.fromkeys(("submit", "stream"), ("sampling_params", "request_id")),
-    "embed": ("pooling_params", "truncate_prompt_tokens", "priority", "timeout_s", "use_tqdm"),
+    **dict.fromkeys(("embed", "classify", "score", "reward"), ("pooling_params", "use_tqdm")),
+    "encode": ("pooling_params", "pooling_task", "use_tqdm"),
+    "rerank": ("top_n", "pooling_params", "use_tqdm"),
     "transcribe": ("use_tqdm",),
 }
 _TEMPLATE_VARIABLES = ("tools", "documents", "reasoning_effort", "add_generation_prompt")
@@ -124,6 +135,16 @@ def with_priority(params: list[SamplingParams], options: CallOptions) -> list[Sa
     if len(listed) != len(params):
         raise RequestError(f"{len(listed)} priorities for {len(params)} prompts: give one for all, or one each")
     return [each.replace(priority=value) for each, value in zip(params, listed, strict=True)]
+
+
+def pool_params(options: PoolOptions) -> SamplingParams:
+    """Return the sampling parameters of a call that pools."""
+    return SamplingParams(
+        truncate_prompt_tokens=options.get("truncate_prompt_tokens"),
+        priority=options.get("priority", 0),
+        timeout_s=options.get("timeout_s"),
+        max_tokens=1,
+    )
 
 
 def chat_form(options: CallOptions | ChatOptions) -> ChatForm | None:

@@ -16,7 +16,7 @@ import msgspec
 from ...ipc.codec import encode_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, Medium, Submit, TextPart
-from ...ipc.params.pooling_params import PoolingParams
+from ...ipc.params.pooling_params import PoolingParams, PoolingTask
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.sockets.zmq_sockets import MAX_CLIENT_MESSAGE_BYTES
 from .media.given_media import PART_KINDS, GivenMedia, is_number
@@ -92,11 +92,34 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-def check_pooling(params: PoolingParams | None) -> PoolingParams:
-    """Return `params`, or the defaults for None; RequestError for another type."""
+def check_pooling(params: PoolingParams | None, task: PoolingTask | None) -> PoolingParams:
+    """Return `params`, or the defaults for None, with `task` if that is given; RequestError for another type, or if
+    the parameters have another task."""
     if not isinstance(params, PoolingParams | None):
         raise RequestError(f"pooling_params is {_type_name(params)}: it must be tokenloom.PoolingParams")
-    return params or PoolingParams()
+    params = params or PoolingParams()
+    if task is None or params.task == task:
+        return params
+    if params.task is not None:
+        raise RequestError(f"pooling_params has task {params.task}, the call is for {task}: leave it out")
+    return msgspec.structs.replace(params, task=task)
+
+
+def list_pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of texts to score: one text with each of many, or two lists of equal length item by item.
+    RequestError for other forms."""
+    first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
+    if not first or not second:
+        raise RequestError("a list of texts to score is empty: give at least one on each side")
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise RequestError(f"{len(first)} and {len(second)} texts make no pairs: give one first text, or equally many")
+    for text in (*first, *second):
+        if not isinstance(text, str):
+            raise RequestError(f"a text to score is {_type_name(text)}: it must be a str")
+        check_text(text)
+    return list(zip(first, second, strict=True))
 
 
 def new_submit(

@@ -109,6 +109,16 @@ class BulkArray(msgspec.Struct, frozen=True, kw_only=True):
             raise ProtocolError(f"a vector of shape {self.shape} has {len(self.data)} bytes")
         return array("f", self.data)
 
+    def numbers(self) -> list[float] | list[list[float]]:
+        """Return the numbers of a vector, or those of a matrix by rows; ProtocolError as above."""
+        if len(self.shape) != 2:
+            return self.floats().tolist()
+        num_rows, width = self.shape
+        if 4 * num_rows * width != len(self.data):
+            raise ProtocolError(f"a matrix of shape {self.shape} has {len(self.data)} bytes")
+        flat = array("f", self.data).tolist()
+        return [flat[start : start + width] for start in range(0, num_rows * width, width)] if width else []
+
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     pass

@@ -11,7 +11,7 @@ import msgspec
 
 from ..codec import JsonObject
 from ..errors import ErrorInfo
-from ..params.pooling_params import PoolingParams
+from ..params.pooling_params import PoolingParams, PoolingTask
 from ..params.sampling_params import SamplingParams
 from ..process.log import LogLevel
 from .adapter import AdapterInfo
@@ -130,7 +130,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     waited_s: float | None = None  # for a resumed request, instead of arrival_time: seconds since the first submit
     has_echo: bool = False  # for a resumed request: its tokens come again, first, in one delta for each
     num_prompt_logprobs: int = 0  # for a resumed request: prompt tokens with delivered logprobs
-    pooling: PoolingParams | None = None  # embed the prompt instead of generating
+    pooling: PoolingParams | None = None  # make a vector or scores of the prompt instead of generating
     add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`
     traceparent: str = ""  # W3C trace context: parent of the request's spans
     tracestate: str = ""  # W3C trace context: data of tracing systems
@@ -139,6 +139,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     adapter_digest: bytes = b""  # for a resumed request: from Accepted; the name may have other weights by now
     shown_token_ids: bytes = b""  # special tokens that are part of the text in any case: a parser's markers
     media: list[Medium] = []  # in the order of their placeholders in the prompt; parts of `chat` name them by index
+    text_pair: str | None = None  # with pooling: the second text of a pair, of which `prompt` is the first
     thoughts: ThoughtTexts | None = None  # of a prompt that another template made; nil: those of the model's answers
 
 
@@ -301,7 +302,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: Logprobs | None = None  # of token_ids, if requested
     prompt_logprobs: Logprobs | None = None  # of the prompt's tokens from prompt_start on, if requested
     prompt_start: int = 0  # at least 1: the first prompt token has no logprob
-    embedding: BulkArray | None = None  # [dimensions]: the result of a request with pooling, in its last delta
+    embedding: BulkArray | None = None  # in the last delta of a request with pooling, its result: [outputs], or
+    # [tokens, outputs] for a task by tokens
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
@@ -385,6 +387,7 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     max_media: dict[MediaKind, int] = {}  # media of a kind in one prompt; a kind that is missing: as many as fit
     max_media_bytes: int = 0  # of one medium
     has_answer_rules: bool = False  # the tokens that may be sampled depend on the position in the answer
+    pooling_tasks: list[PoolingTask] = []  # tasks of requests with pooling that the model serves, its own first
     speech: SpeechModel | None = None  # None: the model transcribes no speech
 
 

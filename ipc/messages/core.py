@@ -146,7 +146,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
 
     @property
     def kind(self) -> Literal["generate", "pool"]:
-        """The kind of result: generate: tokens after the prompt; pool: one vector for the prompt."""
+        """The kind of result: generate: tokens after the prompt; pool: a vector, or a matrix for its tokens."""
         return "generate" if self.pooling is None else "pool"
 
 

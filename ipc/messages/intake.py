@@ -31,6 +31,8 @@ class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
     chat_form: ChatForm | None = None
     add_special_tokens: bool = True
     cut_side: CutSide | None = None  # truncate a prompt above max_model_len on this side
+    text_pair: str | None = None  # the second text of a pair; `prompt` is the first
+    num_kept: int | None = None  # of a pair: its tokens after truncation at cut_side, at most
     max_bytes_per_token: int | None = None  # see PromptLimits
     now: float = 0.0  # the time for the chat template, unix seconds; 0: that of the rendering
 
@@ -72,6 +74,7 @@ class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):
 
     token_ids: bytes
     text: str | None = None  # the rendered chat; None if it is long
+    first_type_tokens: int | None = None  # as in PoolingParams
 
 
 class FormLearned(Message, frozen=True, kw_only=True, tag="form_learned"):

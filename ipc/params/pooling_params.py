@@ -37,6 +37,7 @@ class PoolingParams(
     step_tag_id: int | None = None  # task token_classify: return only the rows of tokens with this id
     returned_token_ids: list[int] | None = None  # task token_classify: return only these columns of the logits
     skip_reading_prefix_cache: bool | None = None  # as in SamplingParams
+    prompt_name: str | None = None  # the model's prompt to put before a text to embed; "": none
     first_type_tokens: int | None = None  # set by the engine: the tokens before those of the second token type
 
     def __post_init__(self) -> None:

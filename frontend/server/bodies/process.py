@@ -119,7 +119,8 @@ class IntakeProcess:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         token_ids = limits.kept(prompt.token_ids, question.cut_side)
         has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
-        return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)
+        text = prompt.text if has_text else None
+        return PromptRead(token_ids=token_ids, text=text, first_type_tokens=prompt.first_type_tokens)
 
     def _learn_form(self, question: LearnForm) -> FormLearned:
         from ..answer_forms.template_choice import TemplateChoice  # these import jinja2

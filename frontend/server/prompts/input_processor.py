@@ -31,8 +31,10 @@ from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer, head_of
 from .clip_prompts import check_clip
+from .pair_prompts import PairPrompts
 from .pooling_rules import PoolingRules
 from .prompt import ProcessedRequest, Prompt
+from .prompt_question import question_of
 from .thought_markers import ThoughtMarkers
 
 MAX_DETOKENIZED = 1 << 20  # most tokens in one call
@@ -93,6 +95,10 @@ class InputProcessor:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def question_of(self, submit: Submit) -> ReadPrompt:
+        """Return the order to tokenize a request's prompt. RequestError if its fields do not fit together."""
+        return question_of(submit, self.limits, self._pooling.config)
+
     def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
         """Tokenize a text. `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt; not
         for a text after a clip, which is the start of the answer.
@@ -120,6 +126,10 @@ class InputProcessor:
             form = question.chat_form or MODEL_FORM
             text = self.template_for(form.template).render(question.chat, form, question.now)
             return self.encode(text, form.add_special_tokens, cut_side=question.cut_side)
+        if question.text_pair is not None:
+            pairs = PairPrompts(self._text_tokenizer(), self._pooling.config.pair_template)
+            first, second = check_text(question.prompt or ""), check_text(question.text_pair)
+            return pairs.prompt(first, second, question.num_kept, question.cut_side)
         return self.encode(check_text(question.prompt or ""), question.add_special_tokens, cut_side=question.cut_side)
 
     def check_template(self, form: ChatForm) -> None:
@@ -160,10 +170,6 @@ class InputProcessor:
     def token_string(self, token_id: int) -> str:
         """Return a token's spelling in the vocabulary."""
         return self._text_tokenizer().token_string(token_id)
-
-    def cut_side(self, params: SamplingParams) -> CutSide | None:
-        """Return the side on which truncate_prompt_tokens cuts a prompt of any length; None if prompts must fit."""
-        return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
         """Return the text of `token_ids` (encoded int32), including special tokens. Ids above the vocabulary are not
@@ -211,7 +217,7 @@ class InputProcessor:
         if pooling is None:
             self._pooling.check_generates()
         else:
-            params, pooling = self._pooling.sampling_params(params, pooling), self._pooling.resolve(pooling)
+            params, pooling = self._pooling.sampling_params(params, pooling), self._pooling.resolve(pooling, prompt)
         prompt = self._truncated(prompt, params, num_reserved=0 if pooling else max(params.max_tokens or 0, 1))
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:

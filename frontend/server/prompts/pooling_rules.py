@@ -8,6 +8,8 @@ from ....ipc.errors import RequestError
 from ....ipc.params.pooling_params import EMBEDDING_TASKS, PoolingParams
 from ....ipc.params.sampling_params import SamplingParams
 from ....ipc.spec.models.model_config import ModelConfig
+from .prompt import Prompt
+from .prompt_question import num_kept_of
 
 MAX_RESULT_BYTES = 48 << 20  # of one request: it travels in one message
 
@@ -16,8 +18,8 @@ class PoolingRules:
     """Rules of one model."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self._model, self._config = model, model.pooling
-        self._vector_size = self._config.num_outputs(model.hidden_size)
+        self._model, self.config = model, model.pooling
+        self._vector_size = self.config.num_outputs(model.hidden_size)
 
     def check_generates(self) -> None:
         """Raise RequestError unless the model generates tokens."""
@@ -26,26 +28,30 @@ class PoolingRules:
         reason = "it is an encoder" if self._model.is_encoder else "it has no language model's head"
         raise RequestError(
             f"this model ({self._model.architecture}) generates no tokens, since {reason}: it serves "
-            + ", ".join(self._config.tasks)
+            + ", ".join(self.config.tasks)
         )
 
-    def resolve(self, pooling: PoolingParams) -> PoolingParams:
+    def resolve(self, pooling: PoolingParams, prompt: Prompt) -> PoolingParams:
         """Return the parameters with the model's own choices in place of None. RequestError if the model does not serve
         the task, or the task does not have a parameter that is given."""
-        tasks, config = self._config.tasks, self._config
+        tasks, config = self.config.tasks, self.config
         task = pooling.task or tasks[0]
         if task not in tasks:
             needed = "classification head" if config.head is None else "embedding"
             raise RequestError(
-                f"task is {task}, this model ({self._model.architecture}) serves {', '.join(tasks)}: it has no {needed} "
-                "for it"
+                f"task is {task}, but this model ({self._model.architecture}) has no {needed}: it serves "
+                + ", ".join(tasks)
             )
         self._check_fields(task, pooling)
         self._check_dimensions(pooling.dimensions)
         needs_all = pooling.skip_reading_prefix_cache or (pooling.method is None and len(config.methods) > 1)
         method = config.methods[0] if pooling.method is None and len(config.methods) == 1 else pooling.method
         return msgspec.structs.replace(
-            pooling, task=task, method=method, skip_reading_prefix_cache=True if needs_all else None
+            pooling,
+            task=task,
+            method=method,
+            skip_reading_prefix_cache=True if needs_all else None,
+            first_type_tokens=prompt.first_type_tokens,
         )
 
     def sampling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
@@ -53,10 +59,9 @@ class PoolingRules:
         cache_salt are kept. RequestError if n is not 1."""
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a prompt has one result, leave it out")
-        truncated = params.truncate_prompt_tokens
         return SamplingParams(
             max_tokens=1,
-            truncate_prompt_tokens=pooling.truncate_prompt_tokens if truncated is None else truncated,
+            truncate_prompt_tokens=num_kept_of(params, pooling),
             truncation_side=params.truncation_side,
             priority=params.priority,
             service_tier=params.service_tier,
@@ -69,7 +74,7 @@ class PoolingRules:
         """Raise RequestError if the result for a prompt of `num_tokens` tokens would not fit into a message."""
         if not pooling.is_token_level:
             return
-        head = self._config.head
+        head = self.config.head
         width = self._vector_size if pooling.task in EMBEDDING_TASKS or head is None else len(head.labels)
         num_bytes = 4 * num_tokens * width
         if num_bytes > MAX_RESULT_BYTES:
@@ -93,12 +98,12 @@ class PoolingRules:
         ]
         if misplaced:
             raise RequestError(f"{misplaced[0]} is given, task {task} does not have it: leave it out")
-        if pooling.method is not None and self._config.layers and pooling.method not in self._config.methods:
+        if pooling.method is not None and self.config.layers and pooling.method not in self.config.methods:
             raise RequestError(
-                f"method is {pooling.method!r}, the model's dense layers take {', '.join(self._config.methods)}: leave "
+                f"method is {pooling.method!r}, the model's dense layers take {', '.join(self.config.methods)}: leave "
                 "it out"
             )
-        head = self._config.head
+        head = self.config.head
         columns = pooling.returned_token_ids or ()
         if head is not None and columns and max(columns) >= len(head.labels):
             raise RequestError(f"returned_token_ids has {max(columns)}, the head gives {len(head.labels)} numbers")
@@ -108,6 +113,6 @@ class PoolingRules:
             return
         if dimensions > self._vector_size:
             raise RequestError(f"dimensions is {dimensions}, this model's vectors have {self._vector_size}")
-        allowed = self._config.dimensions
+        allowed = self.config.dimensions
         if allowed and dimensions not in allowed:
-            raise RequestError(f"dimensions is {dimensions}, this model has been trained for {allowed}: use one of them")
+            raise RequestError(f"dimensions is {dimensions}, this model is trained for {allowed}: use one of these")

@@ -16,6 +16,7 @@ class Prompt(msgspec.Struct, frozen=True):
     token_ids: bytes
     text: str | None
     spans: list[MediaSpan] = []
+    first_type_tokens: int | None = None  # as in PoolingParams
 
 
 class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):

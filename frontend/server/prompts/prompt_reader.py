@@ -74,7 +74,7 @@ def characters_of(question: ReadPrompt) -> int:
     if form is not None and form.variables:
         others.append(form.variables)
     in_chat = sum(len(message.text) + TURN_CHARACTERS for message in chat)
-    return len(question.prompt or "") + in_chat + sum(map(_num_bytes, others))
+    return len(question.prompt or "") + len(question.text_pair or "") + in_chat + sum(map(_num_bytes, others))
 
 
 def _num_bytes(variables: JsonObject) -> int:
@@ -88,6 +88,7 @@ def _num_bytes(variables: JsonObject) -> int:
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
     """Return the prompt in an intake process's answer. RequestError if the process reports an error."""
     if isinstance(answer, PromptRead):
-        return Prompt(answer.token_ids, answer.text if prompt is None else prompt)
+        text = answer.text if prompt is None else prompt
+        return Prompt(answer.token_ids, text, first_type_tokens=answer.first_type_tokens)
     assert isinstance(answer, NotRead), "a ReadPrompt is answered by PromptRead or NotRead"
     raise RequestError(answer.message)

@@ -134,6 +134,7 @@ class QueryProcessor:
             max_media=limits.max_media,
             max_media_bytes=0 if limits.kind is None else limits.max_bytes,
             has_answer_rules=rules is not None and rules.depend_on_place,
+            pooling_tasks=spec.model.pooling.tasks,
             speech=speech_of(spec.model),
         )
 

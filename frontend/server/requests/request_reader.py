@@ -11,7 +11,6 @@ from functools import partial
 
 from ....ipc.codec import decode_ids, encode_ids, num_ids
 from ....ipc.messages.client import Medium, NeedMedia
-from ....ipc.messages.intake import ReadPrompt
 from ....ipc.process.faults import maybe_fail
 from ..adapters.manager import AdapterManager
 from ..prompts.prompt import ProcessedRequest, Prompt
@@ -67,16 +66,8 @@ class RequestReader:
 
     def _read_prompt(self, request: RequestState) -> Awaitable[Prompt]:
         """Return the prompt of a request as tokens, which are ready at once if the prompt is short."""
-        submit, inputs = request.submit, self._prompts.inputs
-        question = ReadPrompt(
-            prompt=submit.prompt,
-            token_ids=submit.prompt_token_ids,
-            chat=submit.chat,
-            chat_form=submit.chat_form,
-            add_special_tokens=submit.add_special_tokens,
-            cut_side=inputs.cut_side(submit.params),
-        )
-        owner = request.session.owner_of(submit.request_id)
+        question = self._prompts.inputs.question_of(request.submit)
+        owner = request.session.owner_of(request.request_id)
         return self._prompts.read(question, owner=owner, wait_s=request.expires_at - self._unix_time())
 
     async def expand(self, token_ids: bytes, media: list[Medium]) -> Prompt:

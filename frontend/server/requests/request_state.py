@@ -43,6 +43,7 @@ _asked_for = attrgetter(  # the fields of a Submit that say what the caller aske
     "add_special_tokens",
     "adapter",
     "media",
+    "text_pair",
 )
 
 

@@ -106,6 +106,25 @@ class Tokenizer:
                 raise
             raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
 
+    def encode_pair(
+        self, first: str, second: str, num_kept: int | None, cut_side: CutSide
+    ) -> tuple[list[int], list[int]]:
+        """Return the token ids and token types of a pair of texts in the form of the checkpoint, cut to `num_kept`
+        tokens: the longer text first, and then both. RequestError if there is no such form, or nothing would be
+        left of a text."""
+        if self.backend is None:
+            raise RequestError("this model's tokenizer has no form of pairs: send one text, or tokens")
+        one, two = (self.backend.encode(text, add_special_tokens=False) for text in (first, second))
+        if num_kept is not None:
+            room = num_kept - self.backend.num_special_tokens_to_add(is_pair=True)
+            if room < 2:
+                raise RequestError(f"a pair is cut to {num_kept} tokens: raise truncate_prompt_tokens")
+            num_one, num_two = longest_cut_first(len(one.ids), len(two.ids), room)
+            one.truncate(num_one, direction=cut_side)
+            two.truncate(num_two, direction=cut_side)
+        whole = self.backend.post_process(one, two, add_special_tokens=True)
+        return whole.ids, whole.type_ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`, decoded as a whole; invalid UTF-8 becomes U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
@@ -161,6 +180,20 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         token = self.special_tokens.get("eos_token")
         return None if token is None or self.backend is None else self.backend.token_to_id(token)
+
+
+def longest_cut_first(num_one: int, num_two: int, room: int) -> tuple[int, int]:
+    """Return the tokens that are kept of two texts with `room` for both: the longer is cut to the length of the other
+    before both are cut, as transformers' `longest_first` does."""
+    excess = max(num_one + num_two - room, 0)
+    difference = abs(num_one - num_two)
+    first_cut = min(excess, difference)
+    if num_one > num_two:
+        num_one -= first_cut
+    else:
+        num_two -= first_cut
+    excess -= first_cut
+    return num_one - excess // 2, num_two - (excess - excess // 2)
 
 
 def read_tokenizer_config(folder: Path) -> JsonObject:

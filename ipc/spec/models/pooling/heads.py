@@ -75,7 +75,9 @@ def activation_of(file: ConfigFile, num_labels: int) -> Literal["softmax", "sigm
     if stated is not None:
         name = str(stated).rpartition(".")[2]
         if name not in ACTIVATIONS:
-            file.refuse(f"the classifier's activation {stated!s:.100} is not supported, known are {', '.join(ACTIVATIONS)}")
+            file.refuse(
+                f"the classifier's activation {stated!s:.100} is not supported, known are {', '.join(ACTIVATIONS)}"
+            )
         return ACTIVATIONS[name]
     problem = file.text("problem_type")
     if problem == "regression":

@@ -1,8 +1,9 @@
 """PoolingConfig: how a model makes a result of a prompt's hidden states, in the same fields for every family.
 
-    hidden states → one vector by `methods` → `layers` → cut to dimensions → length 1         embed
-    hidden states → one vector by `methods` → head's layers → activation                      classify, score
-    hidden states → `layers` → length 1, or head's layers → activation, for each token        token_embed, token_classify
+    embed              hidden states → one vector by `methods` → `layers` → cut to dimensions → length 1
+    classify, score    hidden states → one vector by `methods` → head's layers → activation
+    token_embed        hidden states → `layers` → cut to dimensions → length 1, for each token
+    token_classify     hidden states → head's layers → activation, for each token
 
 Architectures say which head there is (`heads.py`), sentence-transformers' files the rest (`sentence_files.py`).
 """
@@ -73,7 +74,7 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a result is made of hidden states. The vectors of several `methods` are joined."""
 
-    methods: list[PoolingMethod] = ["last"]
+    methods: list[PoolingMethod] = msgspec.field(default_factory=lambda: ["last"])
     layers: list[DenseConfig | DenseNormConfig] = []
     is_normalized: bool = True
     dimensions: list[int] = []  # to which vectors may be cut; empty: any
