@@ -47,7 +47,7 @@ class PoolingOracle:
         for prompt, output in zip(prompts, outputs, strict=True):
             hidden = self._hidden(prompt)
             expected = (hidden[-1] if params.method == "last" else hidden.mean(0))[: params.dimensions]
-            if params.normalize:
+            if params.use_activation is not False:
                 expected = expected / expected.norm()
             found = torch.tensor(output.outputs.embedding)
             assert found.shape == expected.shape

@@ -128,8 +128,9 @@ def _to_score(output: RequestOutput) -> ScoringRequestOutput:
 
 def _to_similarity(first: RequestOutput, second: RequestOutput) -> ScoringRequestOutput:
     """Return the last outputs of two requests to embed with the cosine of their vectors, which have length 1."""
-    vectors = (_result(first).floats(), _result(second).floats())
-    score = sum(a * b for a, b in zip(*vectors, strict=True))
+    one = _result(first).floats()
+    two = _result(second).floats()
+    score = sum(a * b for a, b in zip(one, two, strict=True))
     return ScoringRequestOutput(
         request_id=first.request_id,
         prompt=None,

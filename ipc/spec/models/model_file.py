@@ -102,7 +102,7 @@ def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplem
 def _parse_headed(file: ConfigFile, generation: ConfigFile, architecture: str, headed: Headed) -> ModelConfig:
     """Return the config of an architecture that has the layers of a language model without its head. Its embedding
     stands in for that, since every step has a head; only rows that generate read it."""
-    config = _parse_native(file, generation, headed.family)
+    config = _parse_native(text_of(file), generation, headed.family)
     head = heads.head_of(file, architecture, headed.kind, config.hidden_size)
     pairs = heads.pair_template_of(file, architecture)
     config = msgspec.structs.replace(

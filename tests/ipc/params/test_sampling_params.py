@@ -168,11 +168,19 @@ def test_repetition_detection_accepts_any_object_with_the_fields() -> None:
 @pytest.mark.parametrize("is_normal", [True, False])
 def test_use_activation_is_another_name_of_normalize(is_normal: bool) -> None:
     params = PoolingParams(use_activation=is_normal, dimensions=8)
-    assert params == PoolingParams(normalize=is_normal, dimensions=8) and params.normalize is is_normal
+    assert params == PoolingParams(normalize=is_normal, dimensions=8) and params.use_activation is is_normal
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=PoolingParams) == params
 
 
-@pytest.mark.parametrize("wrong", [{"method": "max"}, *({"dimensions": each} for each in (0, 1 << 21, 1.5, "8"))])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "median"},
+        {"task": "rank"},
+        {"truncate_prompt_tokens": 0},
+        *({"dimensions": each} for each in (0, 1 << 21, 1.5, "8")),
+    ],
+)
 def test_what_is_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=f"^{next(iter(wrong))} "):
         PoolingParams(**wrong)

@@ -56,7 +56,7 @@ def _added(method: PoolingMethod, part: Tensor | None, chunk: Tensor, first: int
     if method == "cls":
         return chunk[0].to(torch.float32, copy=True) if part is None else part
     if method == "max":
-        largest = chunk.amax(0).float()
+        largest: Tensor = chunk.amax(0).float()
         return largest if part is None else torch.maximum(part, largest)
     if method == "weighted":
         weights = torch.arange(first + 1, first + 1 + len(chunk), device=chunk.device, dtype=torch.float32)

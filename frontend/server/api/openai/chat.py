@@ -66,7 +66,8 @@ class ChatCompletion(ChoicesResponse):
         RequestError for invalid fields, or if the chat template refuses the chat."""
         body = with_allowed_tools(parsed.body)
         forced, params = forced_json(body), chat_params(body)
-        prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
+        cut_side = engine.inputs.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
+        prompt = await engine.chat_prompt(parsed, cut_side)
         form = await engine.answer_form(body.chat_template)  # behind the prompt, which a template not to be taken ends
         if not shows_tools(body):
             form = form.without_calls()

@@ -72,8 +72,9 @@ def with_sentence_files(config: PoolingConfig, folder: Path, hidden_size: int) -
             methods = _methods_of(folder / module.path, hidden_size)
             size = hidden_size * len(methods)
         elif module.kind == "Dense":
-            layers.append(_dense_of(folder, module.path, size))
-            size = layers[-1].num_outputs
+            dense = _dense_of(folder, module.path, size)
+            layers.append(dense)
+            size = dense.num_outputs
         elif module.kind == "LayerNorm":
             layers.append(_norm_of(folder, module.path, size))
     if layers and "Pooling" not in kinds:
