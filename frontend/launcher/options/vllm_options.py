@@ -90,8 +90,9 @@ REFUSED = {
     "models are read by this engine's own code": "config_format=auto|hf hf_config_path "
     "model_class_overrides quantization_config quantization_param_path io_processor_plugin additional_config",
     "fields of config.json are replaced with --hf-overrides": "rope_scaling rope_theta disable_sliding_window?",
-    "answers and embeddings are served without it; nothing else is": "task=auto|generate|embed|embedding "
-    "runner=auto|generate|pooling convert=auto|none|embed pooler_config override_pooler_config",
+    "the architecture and sentence-transformers' files say what is served": "task=auto|generate|embed|embedding|"
+    "classify|score|reward runner=auto|generate|pooling convert=auto|none|embed|classify|reward pooler_config "
+    "override_pooler_config",
     "logprobs are those of the model, before sampling": "logprobs_mode=raw_logprobs",
     "functions are named with --allowed-logits-processors": "logits_processors* logits_processor_pattern",
     "code of others is not loaded": "tool_parser_plugin reasoning_parser_plugin middleware* tool_server",
