@@ -200,7 +200,11 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(self._kept.wrap(transport))
         if not self._connections.open(self):
             self._marks[OVER_LIMIT] = True
-        self._enter(Stage.NEW)
+        self._enter(Stage.IDLE if self._kept.is_between_requests else Stage.NEW)
+        if self._stage is Stage.IDLE:  # uvicorn sets this timer only behind an answer of its own
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         if request := self._kept.replayed():  # here, before more is read
             self._parse(request)
 

@@ -60,6 +60,10 @@ class Kept(Protocol):
     def has_answer(self) -> bool:
         """Whether bytes of the open request's answer were written."""
 
+    @property
+    def is_between_requests(self) -> bool:
+        """Whether a lost frontend has answered a request, and no other one has begun."""
+
     def on_pipelined(self) -> None:
         """A request begins amid the bytes that were read last, or before the answer to an earlier one."""
 
@@ -83,7 +87,7 @@ class Kept(Protocol):
 class NotKept:
     """A connection without a journal."""
 
-    has_answer = False
+    has_answer = is_between_requests = False
 
     def wrap(self, transport: asyncio.Transport) -> asyncio.Transport:
         return transport
@@ -167,6 +171,10 @@ class KeptConnection:
     @property
     def has_answer(self) -> bool:
         return self.slot.record.out_end > self.slot.record.answer_begin
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self.slot.record.state is State.IDLE and self.slot.record.out_end > 0
 
     def on_pipelined(self) -> None:
         self.slot.begin_early(self.transport.get_write_buffer_size())
