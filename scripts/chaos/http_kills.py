@@ -7,8 +7,8 @@ With --streams, so many answers of all kinds (http_answers.py) are open at once,
 with those of a calm run of the same engine (--deterministic, float32). Each kill comes a moment after the next frontend
 serves. --way says how a frontend ends: "kill", "hang" until the supervisor kills it, or "reload" by SIGUSR2. Several
 --frontends take turns. With --victims all, frontend, core, worker and tier process are killed in a random order, and
-each client asks again until the last kill. --spare keeps a spare frontend. Exit code 1 if an answer was cut or is
-different.
+each client asks again until the last kill. --spare keeps a spare frontend. After --limit-s no other kill begins, so
+that a run on a busy machine ends with its report. Exit code 1 if an answer was cut or is different.
 
 Otherwise it opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed
 --kills times with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have
@@ -19,14 +19,14 @@ code 1 if any was refused or cut otherwise.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -58,6 +58,7 @@ class Storm(NamedTuple):
     victims: str = "frontend"  # or "all"
     has_spare: bool = False
     seed: int = 0  # of victims and pauses
+    limit_s: float = math.inf  # after the first request: no kill begins later
 
 
 @dataclass
@@ -154,26 +155,34 @@ async def compare(engine: Engine, storm: Storm) -> Report:
         is_over.set()
     clients = [_ask(kinds[i % len(kinds)], engine.url, calm, is_over) for i in range(storm.streams)]
     tasks = [asyncio.ensure_future(client) for client in clients]
-    draw, pauses, kills = random.Random(storm.seed), list[float](), Counter[str]()
-    while len(pauses) < storm.kills and not all(task.done() for task in tasks):
-        await asyncio.sleep(draw.uniform(0.5, 2.5))
-        victim = _frontend_name(len(pauses) % storm.frontends)
-        if storm.victims == "all":
-            victim = draw.choice((victim, *OTHERS))
-        kills[victim] += 1
-        pauses.append(await asyncio.to_thread(_replace, engine, storm.way, victim))
+    pauses = await _kill(engine, storm, lambda: all(task.done() for task in tasks))
     is_over.set()
     outcomes = [outcome for task in tasks for outcome in await task]
     bad = [each for each in outcomes if each]
     return {
         "answers": len(outcomes),
-        "kills": dict(kills),
+        "kills": {victim: len(each) for victim, each in pauses.items()},
         "cut": sum("cut" in each for each in bad),
         "different": sum("different" in each for each in bad),
-        "longest pause in s": round(max(pauses, default=0.0), 3),
-        "median pause in s": round(statistics.median(pauses), 3) if pauses else 0.0,
+        "longest pause in s": {victim: round(max(each), 3) for victim, each in pauses.items()},
+        "median pause in s": {victim: round(statistics.median(each), 3) for victim, each in pauses.items()},
         "first": bad[:5],
     }
+
+
+async def _kill(engine: Engine, storm: Storm, are_done: Callable[[], bool]) -> dict[str, list[float]]:
+    """Kill one process after the other while there are answers. Return the pauses by victim."""
+    draw, begun = random.Random(storm.seed), time.monotonic()
+    pauses: dict[str, list[float]] = {}
+    for number in range(storm.kills):
+        await asyncio.sleep(draw.uniform(0.5, 2.5))
+        if are_done() or time.monotonic() - begun > storm.limit_s:
+            break
+        victim = _frontend_name(number % storm.frontends)
+        if storm.victims == "all":
+            victim = draw.choice((victim, *OTHERS))
+        pauses.setdefault(victim, []).append(await asyncio.to_thread(_replace, engine, storm.way, victim))
+    return pauses
 
 
 async def _ask(ask: Ask, url: str, calm: Mapping[str, Digest], is_over: asyncio.Event) -> list[str]:
@@ -234,6 +243,7 @@ OPTIONS = {
     "--victims": ("frontend",),
     "--spare": (False,),
     "--seed": (0,),
+    "--limit-s": (math.inf,),
 }
 
 
@@ -241,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = read_options(__doc__, OPTIONS, argv)
     if arguments.streams:
         counts = arguments.streams, arguments.kills, arguments.tokens, arguments.frontends
-        how = arguments.way, arguments.victims, arguments.spare, arguments.seed
+        how = arguments.way, arguments.victims, arguments.spare, arguments.seed, arguments.limit_s
         compared = start_and_compare(Storm(*counts, *how))
         print_json(compared, arguments.json)
         return 1 if compared["cut"] or compared["different"] or compared["exit code"] else 0
