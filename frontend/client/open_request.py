@@ -14,7 +14,7 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.errors import TokenloomError
-from ...ipc.messages.client import Accepted, Child, Delta, Medium, Submit
+from ...ipc.messages.client import Accepted, Child, Delta, Medium, Submit, with_digests
 from ...ipc.params.sampling_params import child_seed
 from ..forms.media.media_sender import held_media
 
@@ -106,8 +106,8 @@ class OpenRequest:
         )
 
     def accept(self, accepted: Accepted) -> bool:
-        """Keep the prompt tokens, the seed and the adapter of `accepted` for later attempts, and return True; False if
-        it replies to an older attempt."""
+        """Keep the prompt tokens, the seed, and the digests of adapter and media of `accepted` for later attempts, and
+        return True; False if it replies to an older attempt."""
         if accepted.attempt != self._num_sent - 1:
             return False
         self._is_accepted = True
@@ -119,6 +119,8 @@ class OpenRequest:
             )
         if accepted.adapter_digest:
             self._submit = msgspec.structs.replace(self._submit, adapter_digest=accepted.adapter_digest)
+        media = with_digests(self._submit.media, accepted.media_digests)
+        self._submit = msgspec.structs.replace(self._submit, media=media)
         return True
 
     def forget_adapter(self) -> None:

@@ -94,10 +94,21 @@ class Medium(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A medium of a request: bytes that the engine has or receives by PutMedium, or a URL that it fetches."""
 
     kind: MediaKind = "image"
-    digest: bytes = b""  # SHA-256 of the bytes; empty: the bytes at `url`, or those that had this `uuid` before
+    digest: bytes = b""  # SHA-256 of the bytes; empty: any bytes at `url`, or those that had this `uuid` before
     url: str = ""
     uuid: str = ""  # the caller's name for the bytes, with which later requests may refer to them
     detail: Literal["", "auto", "low", "high"] = ""  # how large an image is shown to the model
+
+
+def with_digests(media: list[Medium], digests: list[bytes]) -> list[Medium]:
+    """Return media that stand for the bytes with these digests, though their URLs or uuids may lead to others by now.
+    There are no digests if the media were not read."""
+    if len(digests) != len(media):
+        return media
+    return [
+        medium if medium.digest else msgspec.structs.replace(medium, digest=digest)
+        for medium, digest in zip(media, digests, strict=True)
+    ]
 
 
 class PutMedium(Message, frozen=True, kw_only=True, tag="put_medium"):
@@ -248,6 +259,7 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     seed: int  # given or drawn; a resubmission must repeat it
     adapter_digest: bytes = b""  # digest of the adapter with this name; a resubmission must repeat it
     begins_in_thought: bool = False  # the prompt of the chat opens a thought
+    media_digests: list[bytes] = []  # SHA-256 of the bytes of each medium; a resubmission must repeat them
 
 
 class NeedMedia(Message, frozen=True, kw_only=True, tag="need_media"):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from .pages import BODY_PLACE, PAGE, RING_BYTES, TOKENS_END, Pages
 from .record import BANK_BYTES, NUM_BANKS, Reason, Record, State
-from .tokens import WORD, WORD_BYTES, ShownAnswer, TokenWriter, decode
+from .tokens import WORD, WORD_BYTES, ShownAnswers, TokenWriter, decode
 
 TOKENS_PLACE = NUM_BANKS * BANK_BYTES
 MAX_MAPPED = 64 << 10  # a larger body is written by a call, so that its pages are not mapped
@@ -32,6 +32,7 @@ class Shown(Protocol):
     num_cached: int
     seed: int
     logprobs: list[tuple[int, bytes]]  # choice, those of a token
+    sources: list[tuple[int, bytes]]  # prompt, digests of its adapter and media
 
     @property
     def ended(self) -> Sequence[tuple[int, str]]:
@@ -181,7 +182,9 @@ class Slot:
         """Keep a piece as nearly all are, when the kernel has all before it: amid an answer, with one token, after
         pieces that only the progress tells apart. Return False, and do nothing, if it is another one: for `put_out`."""
         record = self.record
-        if shown is None or self._num_whole < NUM_BANKS or shown.ended or shown.logprobs or len(shown.tokens) != 1:
+        if shown is None or self._num_whole < NUM_BANKS or len(shown.tokens) != 1:
+            return False
+        if shown.ended or shown.logprobs or shown.sources:
             return False
         if shown.num_cached != record.num_cached or shown.seed != record.seed:
             return False
@@ -274,8 +277,8 @@ class Slot:
         record.num_events = shown.num_events
         has_news = record.num_cached != shown.num_cached or record.seed != shown.seed or record.losses > 0
         record.num_cached, record.seed = shown.num_cached, shown.seed
-        if shown.tokens or shown.ended:
-            words = self._writer.encode(shown.tokens, shown.ended, shown.logprobs)
+        if shown.tokens or shown.ended or shown.sources:
+            words = self._writer.encode(shown.tokens, shown.ended, shown.logprobs, shown.sources)
             start = TOKENS_PLACE + record.tokens_len
             end = start + len(words)
             if end > self._used[_TOKENS] and not (end <= TOKENS_END and self._grow(_TOKENS, end)):
@@ -283,11 +286,12 @@ class Slot:
                 return True
             self._memory[self._place + start : self._place + end] = words
             record.tokens_len += len(words)
+        if shown.tokens or shown.ended:
             record.losses = 0
         return has_news
 
-    def answers(self) -> dict[int, ShownAnswer]:
-        """Return the shown tokens of the open answer, by choice; new tokens are added behind."""
+    def shown(self) -> ShownAnswers:
+        """Return the shown part of the open answer; new tokens are added behind."""
         start = self._place + TOKENS_PLACE
         found, self._writer = decode(bytes(self._memory[start : start + self.record.tokens_len]))
         return found

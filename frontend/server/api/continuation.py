@@ -20,7 +20,7 @@ import msgspec
 
 from ....ipc.codec import decode_ids, encode_ids
 from ....ipc.messages.base import FinishReason
-from ....ipc.messages.client import Child, Delta, Logprobs, Submit
+from ....ipc.messages.client import Accepted, Child, Delta, Logprobs, Submit, with_digests
 from ....ipc.params.sampling_params import child_seed
 from ...forms.logprobs import single_tokens
 
@@ -30,8 +30,16 @@ SHOWN = "shown"  # key in the ASGI messages below: the Shown
 TOKENS = "tokenloom.tokens"  # ASGI message without bytes: tokens of a whole answer, whose bytes follow at its end
 
 
+class Sources(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of the inputs of answers to a prompt beside the request and the model."""
+
+    adapter: bytes = b""  # empty: none
+    media: list[bytes] = []  # of the bytes of each medium
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_logprobs = msgspec.msgpack.Decoder(Logprobs).decode
+_decode_sources = msgspec.msgpack.Decoder(Sources).decode
 
 
 class Answer(msgspec.Struct):
@@ -65,6 +73,7 @@ class Shown(msgspec.Struct):
     num_cached: int  # tokens of the prompts, of choices with tokens, that were in the prefix cache
     seed: int = 0  # of the whole request; the same in each part
     logprobs: list[tuple[int, bytes]] = []  # (choice, those of a token, encoded), if the request asks for them
+    sources: list[tuple[int, bytes]] = []  # (prompt, Sources, encoded), beyond the parts before
 
 
 class Continuation(msgspec.Struct):
@@ -73,6 +82,8 @@ class Continuation(msgspec.Struct):
     nonce: bytes  # NONCE_BYTES random bytes
     created: float  # unix seconds of the request's first byte
     answers: dict[int, Answer] = {}  # by choice
+    sources: dict[int, bytes] = {}  # by prompt: Sources, encoded, of those that have any
+    new_sources: list[tuple[int, bytes]] = []  # those that no Shown has yet
     num_events: int = 0  # the last Shown's
     num_cached: int = 0  # the last Shown's
     rendered_cached: int = 0  # the next Shown's num_cached
@@ -107,7 +118,21 @@ class Continuation(msgspec.Struct):
                 ended.append((choice, delta.finish_reason))
             if delta.logprobs is not None:
                 logprobs += [(choice, _encode(each)) for each in single_tokens(delta.logprobs)]
-        return Shown(tokens, ended, self.num_events, self.num_cached, self.seed, logprobs)
+        sources, self.new_sources = self.new_sources, []
+        return Shown(tokens, ended, self.num_events, self.num_cached, self.seed, logprobs, sources)
+
+    def note_sources(self, prompt: int, accepted: Accepted) -> None:
+        """Note the sources of answers to a prompt, if the request may have to go on elsewhere."""
+        if prompt in self.sources or not (self.is_kept and (accepted.adapter_digest or accepted.media_digests)):
+            return
+        encoded = _encode(Sources(accepted.adapter_digest, accepted.media_digests))
+        self.sources[prompt] = encoded
+        self.new_sources.append((prompt, encoded))
+
+    @property
+    def adapter_digest(self) -> bytes:
+        """The digest of the adapter of all answers that the client has a part of; empty if there is none."""
+        return next((_decode_sources(each).adapter for each in self.sources.values()), b"")
 
     def nothing_shown(self) -> Shown:
         """Return the state of the answer for a part that shows nothing."""
@@ -126,8 +151,17 @@ class Continuation(msgspec.Struct):
             if submit.params.seed is None:
                 submit = msgspec.structs.replace(submit, params=submit.params.replace(seed=seed))
             submit = msgspec.structs.replace(submit, attempt=self.num_losses)
+            submit = self._with_sources(submit, position)
             found.append(self._with_tokens(submit, position * submit.params.n))
         return found
+
+    def _with_sources(self, submit: Submit, position: int) -> Submit:
+        """Return a submit with the sources that its answers began with: its names may lead to others by now."""
+        if not self.sources:
+            return submit
+        digests = _decode_sources(self.sources[position]).media if position in self.sources else []
+        media = with_digests(submit.media, digests)
+        return msgspec.structs.replace(submit, media=media, adapter_digest=self.adapter_digest)
 
     def _with_tokens(self, submit: Submit, first: int) -> Submit:
         """Return a submit with the tokens of its answers, the first of which is choice `first`."""

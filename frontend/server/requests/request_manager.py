@@ -167,6 +167,7 @@ class RequestManager:
                 seed=submit.params.seed or 0 if processed is None else processed.children[0].seed,
                 adapter_digest=b"" if request.adapter is None else request.adapter.digest,
                 begins_in_thought=self._begins_in_thought(request),
+                media_digests=request.media_digests,
             )
         )
 

@@ -62,7 +62,9 @@ class RequestReader:
             wait_s=request.expires_at - self._unix_time(),
         )
         request.at_close(partial(self._media.release, job))
-        return await job.reply
+        read = await job.reply
+        request.media_digests = job.sources
+        return read
 
     def _read_prompt(self, request: RequestState) -> Awaitable[Prompt]:
         """Return the prompt of a request as tokens, which are ready at once if the prompt is short."""

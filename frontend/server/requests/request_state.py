@@ -58,6 +58,7 @@ class RequestState:
             "expires_at",
             "is_accepted",
             "key",
+            "media_digests",
             "processed",
             "prompt_logprobs",
             "session",
@@ -82,6 +83,7 @@ class RequestState:
         self.opening: Task | None = None  # the task that reads the request; None if it never had to wait
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
         self.adapter: AdapterRef | None = None
+        self.media_digests: list[bytes] = []  # of their bytes, once they are read
         self._releases: list[Callable[[], None]] = []
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tokenloom.frontend.client.open_request import OpenRequest
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages.client import Accepted, Delta, Logprobs, Submit
+from tokenloom.ipc.messages.client import Accepted, Delta, Logprobs, Medium, Submit
 from tokenloom.ipc.params.sampling_params import SamplingParams
 
 PROMPT = encode_ids([7, 8, 9])
@@ -49,6 +51,19 @@ def test_a_resubmission_keeps_the_adapter_that_its_name_stood_for() -> None:
     request.forget_adapter()
     submit = request.next_submit()
     assert (submit.adapter, submit.adapter_path, submit.adapter_digest) == ("sql", "/sql", b"")
+
+
+def test_a_resubmission_names_the_bytes_that_urls_and_uuids_stood_for() -> None:
+    held, url, uuid = Medium(digest=b"h"), Medium(url="http://x/y.png", detail="low"), Medium(uuid="u")
+    request = OpenRequest(
+        Submit(request_id="a", prompt="p", params=SamplingParams(), media=[held, url, uuid]), lambda _: None
+    )
+    assert request.next_submit().media == [held, url, uuid]
+    accepted = Accepted(request_id="a", attempt=0, prompt_token_ids=PROMPT, prompt="p", seed=5)
+    assert request.accept(msgspec.structs.replace(accepted, media_digests=[b"h", b"1", b"2"]))
+    media = request.next_submit().media
+    assert media == [held, Medium(url="http://x/y.png", detail="low", digest=b"1"), Medium(uuid="u", digest=b"2")]
+    assert request.accept(msgspec.structs.replace(accepted, attempt=1)) and request.media == media
 
 
 def test_each_sequence_keeps_the_seed_of_the_first_acceptance() -> None:

@@ -137,6 +137,7 @@ class Run:
         for position, update in updates:
             if isinstance(update, Accepted):
                 self._prompts[position] = update.prompt_token_ids
+                self._continuation.note_sources(position, update)
                 continue
             if update.finish_reason == "error":
                 error = update.error or ErrorInfo("internal", "the request failed and the engine did not say why")

@@ -197,14 +197,15 @@ class KeptConnection:
         record = self.slot.record
         if record.state is not State.OPEN:
             return new_continuation()
-        answers = self.slot.answers() if record.tokens_len else {}
+        shown = self.slot.shown()
         return Continuation(
             nonce=record.nonce,
             created=record.created,
             answers={
                 choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason), logprobs=each.logprobs)
-                for choice, each in answers.items()
+                for choice, each in shown.answers.items()
             },
+            sources=shown.sources,
             num_events=record.num_events,
             num_cached=record.num_cached,
             seed=record.seed,

@@ -31,6 +31,7 @@ class MediaJob(Generic[T]):
     piece_s: float = 0.0  # longest piece, if the only medium is an audio clip to cut; 0: media stay whole
     reply: Reply[T] = field(default_factory=Reply)
     pinned: set[bytes] = field(default_factory=set)  # digests of media files
+    sources: list[bytes] = field(default_factory=list)  # digests of the bytes of the media, once they are there
     task: asyncio.Task[None] | None = None
     is_over: bool = False  # released: the result is dropped
 

@@ -26,12 +26,12 @@ from .....ipc.process.descriptors import check_free, descriptor_limit
 from .....ipc.shortages.failure import failure_of
 from .....ipc.shortages.threads import Threads, start_thread
 from .....ipc.spec.config.engine_spec import EngineSpec
-from ....forms.media.data_url import decode_data_url, is_data_url
 from ....forms.media_limits import MediaLimits
 from ...sources.media_sources import MediaSources
 from .media_input import MediaInput, MediaReader, ReadMedium, ReadPiece
 from .media_job import MediaJob, NeedBytes
 from .media_puts import WAIT_S, MediaPuts, new_task
+from .source_bytes import MAX_ASKS, SourceBytes
 
 T = TypeVar("T")
 
@@ -39,7 +39,6 @@ logger = logging.getLogger("tokenloom.frontend")
 
 MAX_KNOWN = 1 << 12  # size of the table of media that have been read
 MAX_CLIPS = 1 << 10  # size of the table of clips that have been cut
-MAX_ASKS = 3  # how often the same bytes are requested, or the same medium is read, for one job
 LOOP_DESCRIPTORS = 3  # of an event loop; asyncio does not clean up if it cannot open all of them
 PINS_SHARE = 4  # pinned media use at most 1 / PINS_SHARE of the descriptors that this process may open
 
@@ -176,7 +175,8 @@ class MediaManager:
         asyncio.set_event_loop(loop)
         loop.set_default_executor(Threads(thread_name_prefix="media"))
         self._reader = None if self._input is None else self._input.new_reader(self.store)
-        self._sources = MediaSources.of(self.store, self._config)
+        sources = MediaSources.of(self.store, self._config)
+        self._bytes = SourceBytes(self.store, self._puts, sources, self._is_read, self._post)
         try:
             loop.run_forever()
             for task in (tasks := asyncio.all_tasks(loop)):
@@ -245,7 +245,7 @@ class MediaManager:
             await self._puts.released.wait()
         sources: set[bytes] = set()
         try:
-            return await work(job, await self._sources_of(job, sources))
+            return await work(job, await self._bytes.take(job, sources))
         finally:
             for source in sources:
                 self.store.unpin(source, job.source_user)
@@ -258,60 +258,14 @@ class MediaManager:
                 read.append(await self._read(job, (source, medium.kind, medium.detail)))
         return read
 
-    async def _sources_of(self, job: MediaJob[Any], sources: set[bytes]) -> list[bytes]:
-        """Return the digests of the source bytes of a job's media. Pin the bytes and add their digests to `sources`,
-        except those whose media file is in the store already."""
-        await self._arrive(job, sources)
-        found: list[bytes] = []
-        for medium in job.media:
-            digest = medium.digest
-            if not digest:
-                with job.naming(len(found)):
-                    digest = await self._fetch(job, medium)
-                sources.add(digest)
-            if medium.uuid:
-                self._sources.note(job.scope, medium.uuid, digest)
-            found.append(digest)
-        return found
-
-    async def _arrive(self, job: MediaJob[Any], sources: set[bytes]) -> None:
-        """Wait until the source bytes that a job names by digest are in the store, pin them and add their digests to
-        `sources`. Ask the client for missing ones. Overloaded if bytes are still missing after that."""
-        wanted = {each.digest: each for each in job.media if each.digest}
-        for _ in range(1 + MAX_ASKS):
-            missing = []
-            for digest, medium in wanted.items():
-                await self._puts.finish(digest)
-                is_there = digest in sources or self._is_read(job, (digest, medium.kind, medium.detail))
-                if not is_there and self.store.pin(digest, job.source_user):
-                    sources.add(digest)
-                elif not is_there:
-                    missing.append(digest)
-                self._puts.release(digest)
-            if not missing:
-                return
-            if job.need is None:
-                break
-            arrivals = [self._puts.arrival(digest) for digest in missing]
-            self._post(partial(job.need, missing))
-            await asyncio.gather(*(each.wait() for each in arrivals))
-        raise Overloaded("media of the request were dropped from a full store before they were read: send them again")
-
-    async def _fetch(self, job: MediaJob[Any], medium: Medium) -> bytes:
-        if is_data_url(medium.url):
-            return await self._puts.put(decode_data_url(medium.url), job.source_user)
-        if not medium.url:
-            return self._sources.find(job.scope, medium.uuid, job.source_user)
-        return await self._puts.patiently(lambda: self._sources.fetch(medium.url, job.source_user))
-
     # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_read(self, job: MediaJob[Any], key: _Key) -> bool:
-        """Return whether the media file of a source is known and in the store; if so, pin it for the job. False for a
-        clip that is to be cut into pieces."""
+    def _is_read(self, job: MediaJob[Any], medium: Medium) -> bool:
+        """Return whether the file of a medium with a digest is known and in the store; if so, pin it for the job. False
+        for a clip that is to be cut into pieces."""
         if job.piece_s:
             return False
-        known = self._known.get(key)
+        known = self._known.get((medium.digest, medium.kind, medium.detail))
         return known is not None and self._pin(job, known)
 
     def _pin(self, job: MediaJob[Any], medium: ReadMedium) -> bool:

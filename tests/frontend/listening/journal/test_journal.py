@@ -39,7 +39,8 @@ while True:
     count = draw.randrange(1, 4)
     data = pattern(slot.record.out_end, draw.randrange(1, 3000))
     tokens = [(0, begin + i) for i in range(count)]
-    shown = SimpleNamespace(tokens=tokens, ended=[], logprobs=[], num_events=begin + count, num_cached=0, seed=0)
+    more = dict(ended=[], logprobs=[], sources=[], num_cached=0, seed=0)
+    shown = SimpleNamespace(tokens=tokens, num_events=begin + count, **more)
     num_pending = min(draw.choice((0, 0, 3000)), slot.record.out_end - TAKEN.unpack_from(memory, PLACE)[0])
     TAKEN.pack_into(memory, PLACE, slot.record.out_end - num_pending)  # the kernel's count
     end = State.IDLE if draw.random() < 0.01 else None
@@ -67,7 +68,7 @@ def test_bytes_and_tokens_agree_after_a_kill_at_any_moment() -> None:
             record, (num_taken,) = slot.record, TAKEN.unpack_from(seen, PLACE)
             assert slot.unsent(num_taken) == pattern(num_taken, record.out_end - num_taken)
             if record.state is State.OPEN:
-                token_ids = slot.answers()[0].token_ids if record.tokens_len else []
+                token_ids = slot.shown().answers[0].token_ids if record.tokens_len else []
                 assert token_ids == list(range(record.num_events)) and slot.request() == b"x" * 100
     os.close(fd)
 

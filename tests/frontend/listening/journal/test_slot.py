@@ -32,6 +32,7 @@ def shown(*token_ids: int, num_events: int = 1, num_cached: int = 0) -> Any:
         tokens=[(0, each) for each in token_ids],
         ended=[],
         logprobs=[],
+        sources=[],
         num_events=num_events,
         num_cached=num_cached,
         seed=0,
@@ -85,7 +86,7 @@ def test_bytes_that_the_kernel_lacks_are_kept_through_any_pieces(fd: int, seed: 
                 assert (found.record.num_events, found.record.num_cached) == (new.num_events, new.num_cached)
                 assert found.unsent(kernel.num_taken) == bytes(kernel.written[kernel.num_taken :])
                 if not is_last:
-                    assert found.request() == request and found.answers()[0].token_ids == tokens
+                    assert found.request() == request and found.shown().answers[0].token_ids == tokens
             kernel.write(b"")
         num_read += len(request)
         assert slot.record.state is State.IDLE and slot.record.in_begin + slot.record.in_len == num_read
@@ -103,7 +104,7 @@ def test_a_quick_reader_s_stream_touches_one_page_of_the_ring(fd: int) -> None:
     for token_id in range(800):
         if not slot.put_next(b"y" * 250, shown(token_id)):
             slot.put_out(b"y" * 250, 0, shown(token_id))
-    assert slot.answers()[0].token_ids == list(range(800))
+    assert slot.shown().answers[0].token_ids == list(range(800))
     assert journal.pages.num_used_bytes <= 2 * 4096
 
 
@@ -143,4 +144,4 @@ def test_losses_are_counted_until_a_new_token(fd: int) -> None:
     slot.put_out(b"ping", 0, shown(num_events=2))
     assert slot.record.losses == 1
     slot.put_tokens(shown(4))
-    assert slot.record.losses == 0 and slot.answers()[0].token_ids == [4]
+    assert slot.record.losses == 0 and slot.shown().answers[0].token_ids == [4]

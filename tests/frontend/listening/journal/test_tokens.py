@@ -6,19 +6,21 @@ import random
 
 import pytest
 
-from tokenloom.frontend.listening.journal.tokens import ShownAnswer, TokenWriter, decode
+from tokenloom.frontend.listening.journal.tokens import ShownAnswer, ShownAnswers, TokenWriter, decode
 from tokenloom.tests.support.today import seeds
 
 
 @pytest.mark.parametrize("seed", seeds(3, 30))
-def test_tokens_and_reasons_come_back_by_choice_and_a_writer_goes_on(seed: int) -> None:
+def test_tokens_reasons_and_sources_come_back_and_a_writer_goes_on(seed: int) -> None:
     draw, writer, words = random.Random(seed), TokenWriter(), b""
-    expected: dict[int, ShownAnswer] = {}
+    expected, sources = dict[int, ShownAnswer](), dict[int, bytes]()
     for _ in range(200):
         tokens = [(draw.randrange(4), draw.choice((0, 7, 2**31 - 1))) for _ in range(draw.randrange(3))]
         ended = [(draw.randrange(4), draw.choice(("stop", "length", "tool_calls", "é")))] if draw.random() < 0.1 else []
         logprobs = [(draw.randrange(4), draw.randbytes(draw.randrange(9))) for _ in tokens[: draw.randrange(2)]]
-        words += writer.encode(tokens, ended, logprobs)
+        named = [(draw.randrange(900), draw.randbytes(draw.randrange(70)))] if draw.random() < 0.1 else []
+        sources.update(named)
+        words += writer.encode(tokens, ended, logprobs, named)
         for choice, encoded in logprobs:
             expected.setdefault(choice, ShownAnswer()).logprobs.append(encoded)
         for choice, token_id in tokens:
@@ -27,8 +29,8 @@ def test_tokens_and_reasons_come_back_by_choice_and_a_writer_goes_on(seed: int) 
             expected.setdefault(choice, ShownAnswer()).finish_reason = reason
         if draw.random() < 0.1:
             found, writer = decode(words)
-            assert found == expected
-    assert decode(words)[0] == expected
+            assert found == ShownAnswers(expected, sources)
+    assert decode(words)[0] == ShownAnswers(expected, sources)
 
 
 def test_a_token_of_one_choice_takes_four_bytes() -> None:

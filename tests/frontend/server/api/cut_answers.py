@@ -1,6 +1,7 @@
 """An app with answers that stop after any part and go on, without sockets; the test is the core and the journal.
 
-The core writes a script for each prompt; an answer's last word depends on its seed. A turn brings one token, or some.
+The core writes a script for each prompt; an answer's last words depend on its seed, its adapter and its media. A turn
+brings one token, or some.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import msgspec
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
 from tokenloom.frontend.server.answer_forms.choose import Choice
 from tokenloom.frontend.server.api.continuation import SHOWN, TOKENS, Answer, Continuation, Shown, working_on
+from tokenloom.frontend.server.requests.media.media_input import MediaInput
+from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.core import (
     AbortRequests,
@@ -28,6 +31,7 @@ from tokenloom.ipc.messages.core import (
     Started,
 )
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
 from tokenloom.tests.frontend.bench import TEMPLATE, TOKENIZER, ids
 from tokenloom.tests.frontend.server.http.served_app import DEADLINE_S, ServedApp
 from tokenloom.tests.support.engine_specs import in_folder, new_spec
@@ -46,11 +50,20 @@ class Part(msgspec.Struct):
 
 
 class CutApp(ServedApp):
-    """`scripts`: text of the answer to each prompt that has its key."""
+    """`scripts`: text of the answer to each prompt by a key in it, the last one if there are several."""
 
-    def __init__(self, folder: Path, scripts: dict[str, str], form: AnswerForm, seed: int = 0) -> None:
-        spec = in_folder(new_spec(config=EngineConfig(seed=seed)), folder)
-        super().__init__(spec, TEMPLATE)
+    def __init__(
+        self,
+        folder: Path,
+        scripts: dict[str, str],
+        form: AnswerForm,
+        seed: int = 0,
+        *,
+        spec: EngineSpec | None = None,
+        template: ChatTemplate = TEMPLATE,
+        media: MediaInput | None = None,
+    ) -> None:
+        super().__init__(spec or in_folder(new_spec(config=EngineConfig(seed=seed)), folder), template, media)
         self.frontend.forms._known(Choice(form=form, origin="named"))
         self.scripts = scripts
         self.num_cached = 16
@@ -72,10 +85,11 @@ class CutApp(ServedApp):
 
     def _begin(self, request: EngineCoreRequest) -> None:
         prompt = TOKENIZER.decode(decode_ids(request.prompt_token_ids).tolist())
-        (text,) = (script for key, script in self.scripts.items() if key in prompt)
+        text = self.scripts[max(self.scripts, key=prompt.rfind)]  # the text about tools stands before
         keys = [child.key for child in request.children]
+        sources = _sources_of(request)
         for child in request.children:
-            token_ids = [*ids(f"{text} {child.seed % 1000}" if text else ""), EOS]
+            token_ids = [*ids(f"{text} {child.seed % 1000}{sources}" if text else ""), EOS]
             known = decode_ids(child.output_token_ids).tolist()
             assert known == token_ids[: len(known)], "the client has the tokens of this answer"
             self._open[child.key] = (request, token_ids, len(known))
@@ -153,6 +167,7 @@ def continuation_of(parts: Sequence[Part]) -> Continuation:
             continuation.answers.setdefault(choice, Answer([])).finish_reason = reason
         for choice, logprobs in part.shown.logprobs:
             continuation.answers.setdefault(choice, Answer([])).logprobs.append(logprobs)
+        continuation.sources.update(part.shown.sources)
         continuation.num_events, continuation.num_cached = part.shown.num_events, part.shown.num_cached
         continuation.seed = part.shown.seed
     return continuation
@@ -183,6 +198,13 @@ def _join(value: Any, place: str, texts: dict[str, str]) -> None:
         index = value.get("index", value.get("output_index", ""))
         for name, each in value.items():
             _join(each, f"{place}{index}/{name}", texts)
+
+
+def _sources_of(request: EngineCoreRequest) -> str:
+    """Return words that depend on the adapter and the media of a request; none without them."""
+    digests = [] if request.adapter is None else [request.adapter.digest]
+    digests += [span.digest for span in request.media]
+    return "".join(f" {each.hex()[:6]}" for each in digests)
 
 
 def some_turns(seed: int) -> deque[int]:

@@ -25,10 +25,15 @@ SCRIPTS = {
     "call": 'Let me see.<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "f", "arguments": {"x": "two"}}\n</tool_call>',
     "think": "<think>Hm, well.\nSo.</think>\n\nYes < no.",
+    "schemed": '{"x": [1, "é"], "y": {"z": "two words"}}',
+    "forced": '[{"name": "f", "parameters": {"x": "é"}}, {"name": "f", "parameters": {"x": "two"}}]',
+    "named": '{"x": "é and more"}',
     "silent": "",
 }
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "array"}, "y": {"type": "object"}}}
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
+STRICT_TOOLS = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
 FORM = named_form("hermes", "think")
 
 
@@ -71,6 +76,44 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "message": ("/v1/messages", _chat("plain")),
     "message with calls": ("/v1/messages", _chat("call", tools=MESSAGE_TOOLS)),
     "message with thoughts": ("/v1/messages", _chat("think")),
+    "completion with a choice": (
+        "/v1/completions",
+        {"prompt": "plain", "structured_outputs": {"regex": ".*"}, "max_tokens": 60, **USAGE},
+    ),
+    "chats with a schema": (
+        "/v1/chat/completions",
+        _chat("schemed", response_format={"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}}, n=2),
+    ),
+    "chat with any object": (
+        "/v1/chat/completions",
+        _chat("schemed", response_format={"type": "json_object"}, logprobs=True, **COUNTED),
+    ),
+    "chats with forced calls": ("/v1/chat/completions", _chat("forced", tools=TOOLS, tool_choice="required", n=2)),
+    "chat with a named call": (
+        "/v1/chat/completions",
+        _chat("named", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}}, **COUNTED),
+    ),
+    "chat with strict calls": ("/v1/chat/completions", _chat("call", tools=STRICT_TOOLS, **USAGE)),
+    "chat with a function": (
+        "/v1/chat/completions",
+        _chat("named", functions=[FUNCTION], function_call={"name": "f"}),
+    ),
+    "response with a schema": (
+        "/v1/responses",
+        {"input": "schemed", "text": {"format": {"type": "json_schema", "name": "o", "schema": SCHEMA}}},
+    ),
+    "response with forced calls": (
+        "/v1/responses",
+        {"input": "forced", "tools": RESPONSE_TOOLS, "tool_choice": "required"},
+    ),
+    "message with a forced call": (
+        "/v1/messages",
+        _chat("named", tools=MESSAGE_TOOLS, tool_choice={"type": "tool", "name": "f"}),
+    ),
+    "Ollama's chat with a schema": (
+        "/api/chat",
+        {"messages": [{"role": "user", "content": "schemed"}], "format": SCHEMA},
+    ),
     "Ollama's chat": ("/api/chat", {"messages": [{"role": "user", "content": "call"}], "tools": TOOLS}),
     "Ollama's text": ("/api/generate", {"prompt": "plain", "raw": True}),
 }
