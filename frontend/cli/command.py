@@ -38,6 +38,7 @@ COMMANDS = {  # description by name
 }
 _FOLDERS = {  # of modules in sub-folders
     "launch": "agents.",
+    "batch": "batches.",
     **dict.fromkeys(("pull", "ls", "show", "rm"), "models."),
     **dict.fromkeys(("ps", "status", "reload-frontend"), "running."),
 }

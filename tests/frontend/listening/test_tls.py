@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.cli.batch import HttpResponse, call
+from tokenloom.frontend.cli.batches.http_call import HttpResponse, call
 from tokenloom.frontend.forms.openai.errors import json_response
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import JournalLimits, new_pages

@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.cli.batch import LONGEST_WAIT_S, NUM_TRIES, BatchLine, read_done, read_lines, run_line
+from tokenloom.frontend.cli.batches.direct_run import LONGEST_WAIT_S, NUM_TRIES, Server, run_line
+from tokenloom.frontend.cli.batches.line_files import read_done, read_lines
 from tokenloom.frontend.cli.command import load_command
+from tokenloom.frontend.forms.openai.batches.line import BatchLine
 from tokenloom.ipc.errors import ConfigError
 
 BATCH = load_command("batch")
@@ -34,7 +36,7 @@ def request(custom_id: str, url: str = "/v1/completions", **fields: object) -> s
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "x"} | fields}) + "\n"
 
 
-class Server(http.server.ThreadingHTTPServer):
+class AnswersServer(http.server.ThreadingHTTPServer):
     """Server that gives the answers of a list in order, the last one again and again, and counts requests."""
 
     daemon_threads = True
@@ -49,7 +51,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
+    server: AnswersServer
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -65,13 +67,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def run(*answers: tuple[int, bytes], sleep: Callable[[float], None] = time.sleep) -> tuple[int, Any]:
-    """Run a line against a Server with these answers; return how often it was asked, and the line of OUT."""
+    """Run a line against a server with these answers; return how often it was asked, and the line of OUT."""
     line = BatchLine(custom_id="a", url="/v1/completions", body=msgspec.Raw(b'{"prompt":"x"}'))
-    with Server(*answers) as server:
+    with AnswersServer(*answers) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            written = run_line(line, server.url, None, sleep)
+            written = run_line(line, Server(server.url, None), sleep)
         finally:
             server.shutdown()
             thread.join(10)
@@ -85,10 +87,8 @@ def run(*answers: tuple[int, bytes], sleep: Callable[[float], None] = time.sleep
         (200, b"data: {}\n\ndata: [DONE]\n\n", "status 200 with .*, which is not JSON"),
         (200, "Grüße".encode("latin-1"), "which is not JSON"),
         (200, b"[" * 100_000, "which is not JSON"),
-        (400, b'{"error": {"message": "n is too large"}}', "status 400: n is too large"),
         (404, b"<html>", "status 404 with .*, which is not JSON"),
         (413, b"", "status 413"),
-        (500, b"{}", "status 500"),
     ],
 )
 def test_an_answer_that_has_come_is_not_asked_for_again(status: int, body: bytes, message: str) -> None:
@@ -97,11 +97,19 @@ def test_an_answer_that_has_come_is_not_asked_for_again(status: int, body: bytes
     assert line["error"]["code"] == str(status) and re.search(message, line["error"]["message"])
 
 
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_error_of_the_engine_is_the_answer_as_in_the_files_of_a_batch(status: int) -> None:
+    num_asked, line = run((status, b'{"error": {"message": "n is too large"}}'))
+    assert num_asked == 1 and line["error"] is None
+    assert line["response"]["status_code"] == status
+    assert line["response"]["body"]["error"]["message"] == "n is too large"
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_an_overloaded_engine_is_asked_a_bounded_number_of_times(status: int) -> None:
     waits: list[float] = []
     num_asked, line = run((status, b"{}"), sleep=waits.append)
-    assert num_asked == NUM_TRIES == len(waits) + 1 and line["error"]["code"] == str(status)
+    assert num_asked == NUM_TRIES == len(waits) + 1 and line["response"]["status_code"] == status
     assert max(waits) <= LONGEST_WAIT_S
     num_asked, line = run((status, b"{}"), (200, b'{\r\n  "id": "x"\n}\n'), sleep=waits.append)
     assert (num_asked, line["error"], line["response"]["body"]) == (2, None, {"id": "x"})
@@ -144,10 +152,10 @@ def test_a_file_without_responses_is_refused_unchanged(tmp_path: Path) -> None:
         (request("a", "/v1/files"), "is not served"),
         (request("a") + "{", ":2 is not a batch request"),
         ('{"custom_id": "a"}\n', ":1 is not a batch request"),
-        (request("a") + request("b", stream=True), ":2: stream is true, .*leave it out"),
-        (request("a", "/v1/responses", background=True), ":1: background is true, .*leave it out"),
+        (request("a") + request("b", stream=True), ":2 is not .*: stream is true, .*leave it out"),
+        (request("a", "/v1/responses", background=True), ":1 is not .*: background is true, .*leave it out"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": []}', ":1 is not a batch request"),
-        ('{"custom_id": "a", "url": "/v1/completions", "body": {}, "method": "GET"}', ":1: GET .* is not served"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {}, "method": "GET"}', ":1 is not .*: method is 'GET': it must be POST"),
         (request("a") + "[" * 100_000, ":2 is not a batch request"),
         ('{"custom_id": "\udcff"}', ":1 is not a batch request"),
     ],
