@@ -45,7 +45,17 @@ class LearnForm(Message, frozen=True, kw_only=True, tag="learn_form"):
     max_bytes_per_token: int | None = None  # see PromptLimits
 
 
-IntakeQuestion: TypeAlias = ReadBody | ReadPrompt | LearnForm
+class CheckBatch(Message, frozen=True, kw_only=True, tag="check_batch"):
+    """Order to check the next lines of a batch's input file."""
+
+    path: str
+    offset: int  # of the first line to check
+    number: int  # of that line, from 1
+    endpoint: str  # that every line must name
+    max_line_bytes: int
+
+
+IntakeQuestion: TypeAlias = ReadBody | ReadPrompt | LearnForm | CheckBatch
 
 
 class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,6 +93,34 @@ class FormLearned(Message, frozen=True, kw_only=True, tag="form_learned"):
     choice: bytes  # JSON: the form, and what became of the probes
 
 
+class FoundLine(msgspec.Struct, frozen=True, array_like=True):
+    """A request in a batch's input file."""
+
+    number: int  # of the line, from 1
+    offset: int  # of the request's body in the file
+    length: int
+    custom_id: str
+
+
+class FoundFault(msgspec.Struct, frozen=True, array_like=True):
+    """Why a line of a batch's input file cannot be run, in OpenAI's form."""
+
+    number: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class BatchChecked(Message, frozen=True, kw_only=True, tag="batch_checked"):
+    """Reply to CheckBatch: some lines, in the order of the file."""
+
+    lines: list[FoundLine]
+    faults: list[FoundFault]
+    offset: int  # of the next line to check
+    number: int  # of that line
+    is_end: bool  # the file has no more lines
+
+
 class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):
     """Reply to an order that failed: the body or text is invalid (status 4xx), or the process is short
     of something (503)."""
@@ -93,4 +131,4 @@ class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):
     code: str | None = None
 
 
-IntakeAnswer: TypeAlias = BodyRead | PromptRead | FormLearned | NotRead
+IntakeAnswer: TypeAlias = BodyRead | PromptRead | FormLearned | BatchChecked | NotRead

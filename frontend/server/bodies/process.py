@@ -21,6 +21,7 @@ from ....ipc.blobs.store import BlobStore
 from ....ipc.errors import Overloaded, RequestError
 from ....ipc.helper_work import run_helper
 from ....ipc.messages.intake import (
+    CheckBatch,
     FormLearned,
     IntakeAnswer,
     IntakeQuestion,
@@ -36,6 +37,7 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.media.held_medium import HeldMedium
 from ...forms.media_limits import MediaLimits
 from ...forms.prompt_limits import PromptLimits
+from .batch_file import check_batch
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body
@@ -63,6 +65,8 @@ class IntakeProcess:
 
     def answer(self, question: IntakeQuestion, body: bytearray) -> IntakeAnswer:
         maybe_fail("intake.read")
+        if isinstance(question, CheckBatch):
+            return self._check_batch(question)
         limits = PromptLimits.of(self._spec, question.max_bytes_per_token)
         for digest in self._kept:
             self._store.unpin(digest, KEEPER)
@@ -121,6 +125,12 @@ class IntakeProcess:
         has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
         text = prompt.text if has_text else None
         return PromptRead(token_ids=token_ids, text=text, first_type_tokens=prompt.first_type_tokens)
+
+    def _check_batch(self, question: CheckBatch) -> IntakeAnswer:
+        try:
+            return check_batch(question)
+        except OSError as error:
+            return NotRead(message=f"the input file cannot be read: {error.strerror}")
 
     def _learn_form(self, question: LearnForm) -> FormLearned:
         from ..answer_forms.template_choice import TemplateChoice  # these import jinja2
