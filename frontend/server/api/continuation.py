@@ -90,6 +90,7 @@ class Continuation(msgspec.Struct):
     seed: int = 0  # the last Shown's
     is_resumed: bool = False  # whether the client has bytes of the answer
     num_losses: int = 0  # frontends lost with it since its last new token
+    is_flex: bool = False  # whether its requests are of the flex class, whatever its body says
     is_kept: bool = False  # whether somebody reads the Shown of each part; without a reader none is made
     is_muted: bool = False  # whether the client has all that is being rendered
     rendered: list[tuple[int, Delta]] = []  # deltas by choice that no Shown has yet; only if it is kept

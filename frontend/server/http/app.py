@@ -105,8 +105,19 @@ class GeneratingEndpoints:
             raise
 
     def endpoints(self) -> list[Endpoint]:
+        stored = ResponseEndpoints(self._engine, self.responses, self._peers)
+        return [
+            *self.of_batches(),
+            Endpoint("/v1/messages/count_tokens", self._count, "Token count of a message's prompt", CountTokensRequest),
+            *self._audio_endpoints(),
+            *stored.endpoints(),
+            *self._ollama.endpoints(),
+        ]
+
+    def of_batches(self) -> list[Endpoint]:
+        """Return the endpoints whose requests a batch may hold: the body is JSON, and one whole answer may be asked
+        for."""
         engine = self._engine
-        stored = ResponseEndpoints(engine, self.responses, self._peers)
         chats = partial(ChatBatch.start_all, engine)
         embed, score = partial(Embeddings.start, engine), partial(GenerativeScoring.start, engine)
         return [
@@ -119,14 +130,10 @@ class GeneratingEndpoints:
                 "/v1/responses", "A response (OpenAI Responses)", ResponsesRequest, self.responses.start, "input"
             ),
             self._endpoint("/v1/messages", "A message (Anthropic Messages)", MessagesRequest, self._reply, "messages"),
-            Endpoint("/v1/messages/count_tokens", self._count, "Token count of a message's prompt", CountTokensRequest),
-            *self._audio_endpoints(),
             self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, embed, "input"),
             self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
             self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
             self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, score, "items"),
-            *stored.endpoints(),
-            *self._ollama.endpoints(),
         ]
 
     def _endpoint(

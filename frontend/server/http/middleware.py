@@ -47,6 +47,7 @@ OPEN_PAGES = frozenset(  # static: they hold no data
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine
+OF_ENGINE = "tokenloom.of_engine"  # scope key: the engine itself asks, for a caller that it has checked
 _STORED = re.compile(r"(/v1/(?:responses/(?!input_tokens(?![^/]))|streams/))[^/]+")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
@@ -129,7 +130,7 @@ class HttpMiddleware:
             message = "the server has as many connections as it can hold: try again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
-        if scope["path"] not in OPEN_PATHS:
+        if scope["path"] not in OPEN_PATHS and OF_ENGINE not in scope:
             self._check_caller(scope, headers)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:

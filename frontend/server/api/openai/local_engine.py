@@ -58,6 +58,10 @@ from .slices import SLICE_S
 RUNS_PER_GROUP = 32
 
 
+def _of_flex_class(submit: Submit) -> Submit:
+    return msgspec.structs.replace(submit, params=submit.params.replace(service_tier="flex"))
+
+
 class LocalEngine:
     """Client of the Frontend in the same process. A request id is in use from `run` until the last answer ends or the
     caller leaves the context of `run`."""
@@ -190,6 +194,8 @@ class LocalEngine:
             self.check_id(submit.request_id)
         if continuation is not None:
             submits = continuation.submits(submits, self.inputs.new_seed)
+        if current().is_flex:
+            submits = [_of_flex_class(submit) for submit in submits]
         record, trace = access_record.get(), incoming_trace.get()
         caller = "" if record is None else record.peer
         run = Run(len(submits), submits[0].params.n, self._block_size, caller, continuation)

@@ -202,7 +202,8 @@ class StoredResponses:
         still gets the response."""
         _, items = conversation(raw)
         try:
-            if current().was_begun and await self._store.get(response["id"]) is not None:
+            is_repeated = current().was_begun or current().num_losses > 0
+            if is_repeated and await self._store.get(response["id"]) is not None:
                 return True  # an earlier frontend did not live to send the end
             await self._store.add(
                 Record(response["id"], False, False, encode_json(items), b"", encode_json(response | {"store": True}))
