@@ -155,7 +155,10 @@ def test_a_file_without_responses_is_refused_unchanged(tmp_path: Path) -> None:
         (request("a") + request("b", stream=True), ":2 is not .*: stream is true, .*leave it out"),
         (request("a", "/v1/responses", background=True), ":1 is not .*: background is true, .*leave it out"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": []}', ":1 is not a batch request"),
-        ('{"custom_id": "a", "url": "/v1/completions", "body": {}, "method": "GET"}', ":1 is not .*: method is 'GET': it must be POST"),
+        (
+            '{"custom_id": "a", "url": "/v1/completions", "body": {}, "method": "GET"}',
+            ":1 is not .*: method is 'GET': it must be POST",
+        ),
         (request("a") + "[" * 100_000, ":2 is not a batch request"),
         ('{"custom_id": "\udcff"}', ":1 is not a batch request"),
     ],
