@@ -18,4 +18,17 @@ CREATE INDEX IF NOT EXISTS responses_by_age ON responses (is_open, created, num_
 CREATE TABLE IF NOT EXISTS events (
     id TEXT REFERENCES responses ON DELETE CASCADE, sequence INT, event BLOB, PRIMARY KEY (id, sequence)
 );
+
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE, owner BLOB, is_open INT, status TEXT, input_file_id TEXT, record BLOB
+);
+CREATE INDEX IF NOT EXISTS batches_by_owner ON batches (owner, is_open);
+CREATE INDEX IF NOT EXISTS batches_by_status ON batches (is_open, status);
+CREATE TABLE IF NOT EXISTS lines (
+    batch INT REFERENCES batches (number), number INT, offset INT, length INT, custom_id TEXT,
+    state INT DEFAULT 0, opened REAL, losses INT DEFAULT 0, seed INT DEFAULT 0, num_cached INT DEFAULT 0,
+    tokens BLOB DEFAULT x'', status INT, answer BLOB,
+    PRIMARY KEY (batch, number), UNIQUE (batch, custom_id)
+);
+CREATE INDEX IF NOT EXISTS lines_by_state ON lines (batch, state, number);
 """

@@ -50,7 +50,7 @@ class Storm(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run of the batch gave."""
+    """Files, counts and costs of one run of the batch."""
 
     lines: list[dict[str, Any]]  # of both files
     counts: dict[str, int]
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Computed:
-    """Tokens that an engine has computed, over the ends of its frontends, whose counters begin at 0."""
+    """Tokens that an engine has computed, over the ends of its frontends. Each counts from 0."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._before, self._last = engine, 0.0, 0.0
@@ -105,7 +105,7 @@ def client_of(engine: Engine) -> openai.OpenAI:
 
 
 def run_batch(engine: Engine, storm: Storm, num_kills: int) -> tuple[Outcome, Counter[str], float]:
-    """Run the batch under kills; return what it gave, the kills by victim, and the longest pause in seconds."""
+    """Run the batch under kills; return the outcome, the kills by victim, and the longest pause in seconds."""
     client, computed = client_of(engine), Computed(engine)
     begun, tokens_before = time.monotonic(), computed.read()
     file = client.files.create(file=("batch.jsonl", input_file(storm)), purpose="batch")
@@ -150,7 +150,7 @@ def kill(engine: Engine, victim: str, computed: Computed) -> float:
 
 
 def comparable(line: dict[str, Any]) -> Any:
-    """Return what must be equal in two runs: all but ids, times, and what was found in the prefix cache."""
+    """Return the parts that are equal in two runs: all but ids, times, and the use of the prefix cache."""
     response = line["response"]
     body = {name: value for name, value in (response or {}).get("body", {}).items() if name not in ("id", "created")}
     usage = {name: value for name, value in body.pop("usage", {}).items() if name != "prompt_tokens_details"}

@@ -24,7 +24,7 @@ WALLS = {  # the rooms that a room, with all it contains, may import
     "frontend/forms": ("ipc",),
     "frontend/sound": ("ipc",),
     "frontend/listening": ("ipc",),
-    "frontend/state": ("ipc",),
+    "frontend/state": ("ipc", "frontend/forms"),
     "frontend/checkpoint": ("ipc", "frontend/listening"),
     "frontend/client": ("ipc", "frontend/forms", "frontend/sound"),
     "frontend/launcher": ("ipc", "frontend/checkpoint", "frontend/listening"),

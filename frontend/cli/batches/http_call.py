@@ -54,7 +54,7 @@ def call(
 def opened(
     method: str, url: str, path: str, body: bytes | None, api_key: str | None, content_type: str = "application/json"
 ) -> Generator[http.client.HTTPResponse, None, None]:
-    """Send one HTTP request; the context's value is the response, whose body is not read yet. OSError or HTTPException
+    """Send one HTTP request; the context's value is the response before its body. OSError or HTTPException
     without one."""
     parts = urlsplit(url)
     connection = new_connection(parts, ANSWER_TIMEOUT_S)

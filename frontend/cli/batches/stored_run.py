@@ -1,7 +1,7 @@
 """Runs the requests of a batch in the engine, through /v1/files and /v1/batches: for engines with a state folder.
 
 The engine goes on without this process, and after its own restart. A batch is found again by a digest of IN in its
-metadata, as long as its files are there; they are deleted once OUT has all that is in them.
+metadata, as long as its files are there; they are deleted once OUT has all their lines.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class StoredRun:
         return msgspec.json.decode(created.body, type=Batch)
 
     def _finish(self, batch: Batch, lines: Sequence[BatchLine]) -> None:
-        """Wait for the end of a batch, append what OUT lacks of `lines`, and delete its files."""
+        """Wait for the end of a batch, append those of `lines` that OUT lacks, and delete its files."""
         batch = self._wait(batch)
         if batch.errors is not None and batch.errors.data:
             fault = batch.errors.data[0]
@@ -171,7 +171,7 @@ class StoredRun:
 
 
 def digest_of(lines: Sequence[BatchLine], output_path: str) -> str:
-    """Return what identifies a run: the same requests for the same OUT."""
+    """Return the same text for the same requests and the same OUT alone."""
     found = hashlib.sha256(output_path.encode(errors="surrogateescape"))
     for line in lines:
         found.update(msgspec.json.encode(line) + b"\n")

@@ -115,8 +115,7 @@ class GeneratingEndpoints:
         ]
 
     def of_batches(self) -> list[Endpoint]:
-        """Return the endpoints whose requests a batch may hold: the body is JSON, and one whole answer may be asked
-        for."""
+        """Return the endpoints of batches: their bodies are JSON and may ask for one whole answer."""
         engine = self._engine
         chats = partial(ChatBatch.start_all, engine)
         embed, score = partial(Embeddings.start, engine), partial(GenerativeScoring.start, engine)

@@ -21,20 +21,11 @@ class LineState(enum.IntEnum):
     ENDED = 2
 
 
-LINE_TABLE = """
-CREATE TABLE IF NOT EXISTS lines (
-    batch INT REFERENCES batches (number), number INT, offset INT, length INT, custom_id TEXT,
-    state INT DEFAULT 0, opened REAL, losses INT DEFAULT 0, seed INT DEFAULT 0, num_cached INT DEFAULT 0,
-    tokens BLOB DEFAULT x'', status INT, answer BLOB,
-    PRIMARY KEY (batch, number), UNIQUE (batch, custom_id)
-);
-CREATE INDEX IF NOT EXISTS lines_by_state ON lines (batch, state, number);
-"""
 _FIELDS = "batch, number, offset, length, custom_id, opened, losses, seed, num_cached, tokens"
 
 
 class OpenLine(NamedTuple):
-    """A line whose request runs."""
+    """A line with a request that runs."""
 
     batch: int  # the batch's number in the database
     number: int

@@ -27,7 +27,7 @@ class IllegalMove(Exception):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch, and what clients do not see of it."""
+    """A batch, with fields that clients do not see."""
 
     batch: Batch
     nonce: bytes  # from which everything random in its answers is derived

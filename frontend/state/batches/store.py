@@ -1,7 +1,7 @@
 """Batches: all batches of the engine, in the database of its state folder.
 
-A change of status, and what a client was told, is on the disk when the call returns. Answers and tokens may be lost
-with the power, and are computed again. A batch of another owner does not exist for a caller.
+A change of status is on the disk when the call returns. Answers and tokens may be lost with the power, and are computed
+again. A batch of another owner does not exist for a caller.
 """
 
 from __future__ import annotations
@@ -38,13 +38,6 @@ T = TypeVar("T")
 
 MAX_OPEN = 100  # batches of one owner that are not over
 NUM_DELETED = 1000  # lines in one transaction, so that others wait for it only briefly
-BATCH_TABLE = """
-CREATE TABLE IF NOT EXISTS batches (
-    number INTEGER PRIMARY KEY, id TEXT UNIQUE, owner BLOB, is_open INT, status TEXT, input_file_id TEXT, record BLOB
-);
-CREATE INDEX IF NOT EXISTS batches_by_owner ON batches (owner, is_open);
-CREATE INDEX IF NOT EXISTS batches_by_status ON batches (is_open, status);
-"""
 _FIELDS = "number, owner, record"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(BatchRecord).decode
@@ -67,7 +60,7 @@ class StoredBatch(NamedTuple):
 
 
 class LineOutcome(NamedTuple):
-    """The end of a line, with what the batch counts of it."""
+    """The end of a line, and its tokens, which the batch counts."""
 
     end: LineEnd
     usage: BatchUsage
@@ -124,7 +117,7 @@ class Batches:
         return await self._database.read(work)
 
     async def cancel(self, owner: bytes, batch_id: str) -> StoredBatch | None:
-        """Let a batch end with what it has, and return it; None if there is none. IllegalMove if it is over or about to
+        """Let a batch end with its present answers, and return it; None if there is none. IllegalMove if it is over or about to
         be."""
 
         def work(database: sqlite3.Connection) -> StoredBatch | None:
@@ -144,7 +137,7 @@ class Batches:
         return await self._database.read(lambda database: [_stored(row) for row in database.execute(query)])
 
     async def add_checked(self, number: int, begin: int, checked: BatchChecked) -> bool:
-        """Add what the part of the input file from `begin` on holds. After the last part, or with MAX_FAULTS faults,
+        """Add the lines of a part of the input file, from `begin` on. After the last part, or with MAX_FAULTS faults,
         the batch is in progress or has failed. Return whether it is still being validated; if not, or if the part is
         known, nothing changes."""
 

@@ -87,7 +87,7 @@ def _quoted(text: str) -> str:
 
 
 class OutputId(NamedTuple):
-    """What identifies a line of an output file."""
+    """Identity of a line of an output file."""
 
     id: str  # batch_req_…
     custom_id: str

@@ -1,4 +1,4 @@
-"""BatchClerk: checks the input files of new batches, and writes the output files of those whose lines have ended.
+"""BatchClerk: checks the input files of new batches, and writes the output files of ended ones.
 
 One batch after the other, in pieces, so that no file is in memory. Each piece is stored, and the id of an output file
 is drawn from the batch's nonce, so that a successor goes on and no file is there twice. Knows no requests.
@@ -30,7 +30,7 @@ class OutputWriter(Protocol):
     async def finish(self) -> object: ...
 
     def discard(self) -> None:
-        """Remove what was written, unless it has finished."""
+        """Remove the file, unless it has finished."""
 
 
 class BatchFiles(Protocol):

@@ -1,6 +1,6 @@
 """LineRun: one line of a batch as a request to the app, without a socket.
 
-So a line has the defaults, errors, adapters and media of any other request. What the answer's tokens are is known while
+So a line has the defaults, errors, adapters and media of any other request. The tokens of the answer are reported while
 it is made (api/continuation.py), so that a successor of this frontend goes on with them. Knows no database.
 """
 
@@ -145,7 +145,7 @@ class LineRun:
         try:
             return bool(msgspec.json.decode(self._body, type=_Named).model)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return True  # the app says what is wrong
+            return True  # the app refuses it
 
     async def _ask(self) -> HttpAnswer:
         """Send the request to the app, with the tokens that its answer has, and return the answer."""

@@ -31,7 +31,7 @@ OPEN_BYTES = 64 << 20  # of the bodies of all open lines, beyond the last one
 
 
 class RunnerLimits(NamedTuple):
-    """Bounds of what runs at once, and times."""
+    """Bounds of the lines that run at once, and times."""
 
     max_open: int  # lines; more than the rows of the engine, so that no row waits for a line
     max_bytes: int = OPEN_BYTES
@@ -106,7 +106,7 @@ class BatchRunner:
     # ── lines ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _turn(self, app: ASGIApp) -> None:
-        """Store what has come, and open lines as far as there is room."""
+        """Store ends and tokens, and open lines as far as there is room."""
         is_new = self._must_look or self._is_expired()
         if is_new:
             self._must_look = False
@@ -166,7 +166,7 @@ class BatchRunner:
         self._changed.set()
 
     async def _save(self, *, has_tokens: bool) -> None:
-        """Store the ends of lines, and the tokens of open ones if `has_tokens`. What fails is stored the next time."""
+        """Store the ends of lines, and the tokens of open ones if `has_tokens`. After a failure the next call stores them."""
         if has_tokens:
             self._save_at = self._monotonic() + self._limits.save_s
             for run, _ in self._runs.values():

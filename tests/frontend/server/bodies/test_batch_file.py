@@ -17,7 +17,7 @@ URL = "/v1/completions"
 
 
 def check_all(path: Path, max_line_bytes: int = 1 << 20) -> tuple[list[FoundLine], list[FoundFault], int]:
-    """Return what all pieces hold, and their number."""
+    """Return the lines and faults of all pieces, and the number of pieces."""
     lines, faults, offset, number, num_pieces = list[FoundLine](), list[FoundFault](), 0, 1, 0
     while True:
         num_pieces += 1

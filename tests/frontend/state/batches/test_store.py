@@ -12,9 +12,10 @@ from typing import TypeVar
 import pytest
 
 from tokenloom.frontend.forms.openai.batches.batch import BatchError, BatchUsage
-from tokenloom.frontend.state.batches.lines import LINE_TABLE, LineEnd, LineState, LineTokens, OpenLine
+from tokenloom.frontend.state.batches.lines import LineEnd, LineState, LineTokens, OpenLine
 from tokenloom.frontend.state.batches.record import IllegalMove
-from tokenloom.frontend.state.batches.store import BATCH_TABLE, MAX_OPEN, Batches, LineOutcome, is_input
+from tokenloom.frontend.state.batches.store import MAX_OPEN, Batches, LineOutcome, is_input
+from tokenloom.frontend.state.schema import TABLES
 from tokenloom.ipc.messages.intake import BatchChecked, FoundFault, FoundLine
 from tokenloom.tests.frontend.state.batches.test_record import new_record
 from tokenloom.tests.support.in_loop import in_loop
@@ -25,11 +26,11 @@ OWNER = b"owner"
 
 
 class PlainDatabase:
-    """A database in memory, whose calls take effect at once."""
+    """A database in memory, without a thread."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        self.connection.executescript(BATCH_TABLE + LINE_TABLE)
+        self.connection.executescript(TABLES)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return work(self.connection)

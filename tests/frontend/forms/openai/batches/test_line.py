@@ -1,4 +1,4 @@
-"""Each faulty line of a batch gets one line that says what is wrong and what to do, with OpenAI's code and field."""
+"""Each faulty line of a batch gets a message with the fault and the mend, with OpenAI's code and field."""
 
 from __future__ import annotations
 

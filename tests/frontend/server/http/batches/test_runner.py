@@ -1,4 +1,4 @@
-"""A batch whose frontend ends at any commit gives the files of a calm run, and computes no stored token again."""
+"""After the end of a frontend at any commit a batch gives the files of a calm run, and computes no stored token again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tokenloom.frontend.server.bodies.batch_file import check_batch
 from tokenloom.frontend.server.http.batches.clerk import BatchClerk
 from tokenloom.frontend.server.http.batches.runner import BatchRunner, RunnerLimits
 from tokenloom.frontend.server.metrics.batch_metrics import BatchMetrics
-from tokenloom.frontend.state.batches.lines import LINE_TABLE
 from tokenloom.frontend.state.batches.record import BatchRecord
-from tokenloom.frontend.state.batches.store import BATCH_TABLE, Batches
+from tokenloom.frontend.state.batches.store import Batches
+from tokenloom.frontend.state.schema import TABLES
 from tokenloom.ipc.errors import Overloaded
 from tokenloom.ipc.messages.intake import BatchChecked, CheckBatch
 from tokenloom.tests.frontend.state.batches.test_record import new_record
@@ -44,7 +44,7 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        self.connection.executescript(BATCH_TABLE + LINE_TABLE)
+        self.connection.executescript(TABLES)
         self.num_commits, self.kill_at, self.is_after = 0, -1, False
         self.is_killed = asyncio.Event()
         self.failures: list[Exception] = []  # of the next commits
@@ -108,7 +108,7 @@ class Writer:
 
 
 class App:
-    """App whose answers depend on body, seed and nonce alone, token by token, from the tokens that the client has."""
+    """App with answers that depend on body, seed and nonce alone, token by token, from the tokens that the client has."""
 
     def __init__(self, statuses: dict[str, list[int]] | None = None) -> None:
         self.computed: Counter[str] = Counter()  # tokens by prompt
@@ -211,7 +211,7 @@ async def calm_run(folder: Path, count: int) -> tuple[Disk, App]:
 
 
 async def kill_once(folder: Path, count: int, kill_at: int, *, is_after: bool) -> tuple[Disk, App]:
-    """Run a batch whose frontend is killed once; return the disk, and the app of the successor."""
+    """Run a batch and kill the frontend once; return the disk, and the app of the successor."""
     disk = await new_batch(folder, count)
     disk.kill_at, disk.is_after = kill_at, is_after
     await serve(disk, App({"p2": [400]}), lambda: is_over(disk))
