@@ -46,8 +46,9 @@ class BatchEndpoints:
         owner_of: Callable[[Request], bytes],
         now: Callable[[], float],
     ) -> None:
-        """`runner`: that of frontend 0. `paths`: those that a batch may be for. `model`: the name of
-        the served model. `owner_of`: returns the owner of the objects that a request creates. `now`: by the clock of the state."""
+        """`runner`: that of frontend 0. `paths`: those that a batch may be for. `model`: the name of the
+        served model. `owner_of`: returns the owner of the objects that a request creates. `now`: by the clock of the
+        state."""
         self._engine, self._batches, self._files, self._runner = engine, batches, files, runner
         self._peers, self._paths, self._model, self._owner_of, self._now = peers, paths, model, owner_of, now
 

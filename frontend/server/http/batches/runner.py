@@ -166,7 +166,7 @@ class BatchRunner:
         self._changed.set()
 
     async def _save(self, *, has_tokens: bool) -> None:
-        """Store the ends of lines, and the tokens of open ones if `has_tokens`. After a failure the next call stores them."""
+        """Store the ends of lines, and the tokens of open ones if `has_tokens`. After a failure the next call does."""
         if has_tokens:
             self._save_at = self._monotonic() + self._limits.save_s
             for run, _ in self._runs.values():

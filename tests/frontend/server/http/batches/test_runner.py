@@ -1,4 +1,4 @@
-"""After the end of a frontend at any commit a batch gives the files of a calm run, and computes no stored token again."""
+"""After the end of a frontend at any commit a batch gives the files of a calm run, and computes no token twice."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Writer:
 
 
 class App:
-    """App with answers that depend on body, seed and nonce alone, token by token, from the tokens that the client has."""
+    """App with answers that depend on body, seed and nonce alone, and begin with the tokens that the client has."""
 
     def __init__(self, statuses: dict[str, list[int]] | None = None) -> None:
         self.computed: Counter[str] = Counter()  # tokens by prompt
