@@ -117,8 +117,8 @@ class Batches:
         return await self._database.read(work)
 
     async def cancel(self, owner: bytes, batch_id: str) -> StoredBatch | None:
-        """Let a batch end with its present answers, and return it; None if there is none. IllegalMove if it is over or about
-        to be."""
+        """Let a batch end with its present answers, and return it; None if there is none. IllegalMove if it is over or
+        about to be."""
 
         def work(database: sqlite3.Connection) -> StoredBatch | None:
             found = _find(database, owner, batch_id)
