@@ -16,6 +16,7 @@ import pytest
 
 from tokenloom.frontend.forms.anthropic import request_body
 from tokenloom.frontend.forms.openai import response_body, schema
+from tokenloom.frontend.forms.openai.batches.batch import WINDOW_PATTERN
 from tokenloom.frontend.forms.openai.params import _SCHEMA
 from tokenloom.frontend.forms.parsers.joint_automaton import compile_joints
 from tokenloom.frontend.forms.parsers.json_calls import CallShape, compile_head
@@ -83,6 +84,10 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/server/http/streams/resumable.py _POSITION": HEADER,
     "frontend/server/http/ollama.py _QUANTIZATION": Ours("names of files of the model"),
     "frontend/server/http/openapi.py _operation#1": Ours("our own paths"),
+    "frontend/forms/openai/batches/batch.py window_s#1": Read("a body", patterns=(re.compile(WINDOW_PATTERN),)),
+    "frontend/forms/openai/batches/line.py _MISSING": BODY,
+    "frontend/forms/openai/batches/line.py _PLACE": BODY,
+    "frontend/server/bodies/batch_file.py _INK": BODY,
     "frontend/server/bodies/body_error.py _BACKTICKED": BODY,
     "frontend/server/bodies/body_error.py _FIELD": BODY,
     "frontend/server/bodies/body_error.py _KIND": BODY,
