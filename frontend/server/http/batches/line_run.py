@@ -190,14 +190,15 @@ class LineRun:
 
     def _continuation(self) -> Continuation:
         line = self.line
-        answers, self._writer = decode(bytes(self._words))
+        shown, self._writer = decode(bytes(self._words))
         return Continuation(
             nonce=self.batch.record.nonce_of(line.number),
             created=line.opened,
             answers={
                 choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason), logprobs=each.logprobs)
-                for choice, each in answers.items()
+                for choice, each in shown.answers.items()
             },
+            sources=shown.sources,
             num_cached=self._num_cached,
             seed=self._seed or self.batch.record.seed_of(line.number),
             num_losses=line.losses,
@@ -208,7 +209,7 @@ class LineRun:
     def _add(self, shown: Shown) -> None:
         """Add tokens to the answer."""
         self._seed, self._num_cached = shown.seed, shown.num_cached
-        self._words += self._writer.encode(shown.tokens, shown.ended, shown.logprobs)
+        self._words += self._writer.encode(shown.tokens, shown.ended, shown.logprobs, shown.sources)
 
     def _outcome(self, answer: HttpAnswer) -> LineOutcome:
         record, line = self.batch.record, self.line
