@@ -115,8 +115,8 @@ class Database:
                 cause = MemoryError()
             case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN:
                 cause = self._shortage() or error
-        what = f"nothing can be kept in {self.path}"
-        return shortage_of(cause, what) or InternalError(f"{what}: {error}")
+        subject = f"nothing can be kept in {self.path}"
+        return shortage_of(cause, subject) or InternalError(f"{subject}: {error}")
 
     def _shortage(self) -> OSError | None:
         """Return an OSError if SQLite's files now lack descriptors or disk space, otherwise None."""

@@ -38,7 +38,7 @@ class StateFolder:
         self.fds: Sequence[int] = ()
 
     def open(self, path: str | None) -> None:
-        """Make what is missing, take the lock and check the database; do nothing without a path. ConfigError, with
+        """Make all that is missing, take the lock and check the database; do nothing without a path. ConfigError, with
         nothing deleted, if the folder is in use, damaged, written by a newer version, or cannot be used."""
         if path is None:
             return

@@ -101,7 +101,7 @@ class ResponseStore:
 
     async def take_open(self) -> list[Record]:
         """Make this frontend the owner of the open responses that an earlier one with its index has added, and of its
-        share of those whose frontend the engine no longer has; return them, oldest first."""
+        share of those of frontends that the engine no longer has; return them, oldest first."""
 
         def work(database: sqlite3.Connection) -> list[Record]:
             given = {"owner": self._owner, "count": self._num_owners}

@@ -31,4 +31,11 @@ CREATE TABLE IF NOT EXISTS lines (
     PRIMARY KEY (batch, number), UNIQUE (batch, custom_id)
 );
 CREATE INDEX IF NOT EXISTS lines_by_state ON lines (batch, state, number);
+
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE, owner BLOB, num_bytes INT, created_at INT, expires_at INT,
+    expires REAL, filename TEXT, purpose TEXT
+);
+CREATE INDEX IF NOT EXISTS files_by_owner ON files (owner, number, num_bytes);
+CREATE INDEX IF NOT EXISTS files_by_expiry ON files (expires);
 """

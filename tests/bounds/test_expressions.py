@@ -174,6 +174,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/forms/speech/prompts.py SPECIAL": MODEL,
     "frontend/forms/speech/transcript.py _WITHOUT_BLANKS": MODEL,
     "frontend/forms/speech/whisper.py TIME": MODEL,
+    "frontend/state/contents.py _NAME": Read("names of files", method="fullmatch"),
     "ipc/sockets/http_options.py check_http#1": OPERATOR,
     "ipc/sockets/http_options.py check_http#2": OPERATOR,
     "ipc/spec/adapters/name_pattern.py SAME_IN_BOTH": Read(

@@ -292,6 +292,8 @@ class EngineOptions(TypedDict, total=False):
     """largest HTTP body that is read (default: 33554432)"""
     state_dir: Text | None
     """folder of its own for files, batches and stored responses; none: responses alone, until the engine ends"""
+    file_quota_bytes: int | None
+    """most bytes of the files of one API key in --state-dir, such as 10G (default: 10737418240)"""
     response_store_bytes: int | None
     """of /v1/responses and their conversations that are kept, the oldest go first; 0: none is kept (default:
     268435456)"""

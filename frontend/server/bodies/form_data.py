@@ -2,13 +2,14 @@
 
 Strict: a form that is cut off, or a part without a name, is refused. The whole body is in memory, and each boundary is
 found by one search, so that no content makes this slow; contents are views of the body. A part with a file name is a
-file; the name itself and the type are ignored.
+file; the name itself and the type are ignored. `form_stream.py` splits forms that are not in memory.
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from .body_error import BodyError
 
@@ -30,6 +31,13 @@ class FormPart(NamedTuple):
     is_file: bool
 
 
+class PartHead(NamedTuple):
+    """The headers of a part: the name of its field, and that of its file; None: it is no file."""
+
+    name: str
+    filename: str | None
+
+
 def boundary_of(content_type: str) -> str:
     """Return the boundary that a content type names; BodyError without a valid one."""
     found = _OF_TYPE.search(content_type)
@@ -48,36 +56,39 @@ def form_parts(body: bytes | bytearray, boundary: str) -> list[FormPart]:
     Anything before the first boundary and after the last is ignored, as RFC 2046 demands.
     """
     delimiter, view, parts = b"--" + boundary.encode(), memoryview(body), list[FormPart]()
-    place = 0 if body.startswith(delimiter) else body.find(CRLF + delimiter) + len(CRLF)
-    if not body.startswith(delimiter, place):
-        raise BodyError(f"the form of {len(body)} bytes does not contain its boundary: send parts between boundaries")
+    place = 0
+    if not body.startswith(delimiter):
+        found = body.find(CRLF + delimiter)
+        if found < 0:
+            raise no_boundary(len(body))
+        place = found + len(CRLF)
     while True:
         place += len(delimiter)
         if body[place : place + 2] == b"--":
             return parts
         if len(parts) == MAX_PARTS:
-            raise BodyError(f"the form has over {MAX_PARTS} parts: send fewer")
+            raise many_parts()
         line_end = body.find(CRLF, place, place + MAX_PADDING_BYTES)
         if line_end < 0 and len(body) - place < MAX_PADDING_BYTES:
-            raise _cut(len(body), len(parts))
+            raise cut_form(len(body), len(parts))
         if line_end < 0 or body[place:line_end].strip(b" \t"):
-            raise _stray(len(parts))
+            raise stray_boundary(len(parts))
         head_end = body.find(CRLF + CRLF, line_end, line_end + MAX_HEAD_BYTES)
         if head_end < 0:
             if len(body) - line_end < MAX_HEAD_BYTES:
-                raise _cut(len(body), len(parts))
-            raise BodyError(f"part {len(parts) + 1} of the form has over {MAX_HEAD_BYTES} bytes of headers: send fewer")
-        name, is_file = _head(bytes(body[line_end:head_end]), len(parts) + 1)
+                raise cut_form(len(body), len(parts))
+            raise long_head(len(parts) + 1)
+        name, filename = part_head(bytes(body[line_end:head_end]), len(parts) + 1)
         start = head_end + 2 * len(CRLF)
         end = body.find(CRLF + delimiter, start - len(CRLF))  # the empty line may be the one before the boundary
         if end < 0:
-            raise _cut(len(body), len(parts), name)
-        parts.append(FormPart(name, view[start : max(start, end)], is_file))
+            raise cut_form(len(body), len(parts), name)
+        parts.append(FormPart(name, view[start : max(start, end)], filename is not None))
         place = end + len(CRLF)
 
 
-def _head(head: bytes, number: int) -> tuple[str, bool]:
-    """Return the name of a part and whether it is a file, from its header lines."""
+def part_head(head: bytes, number: int) -> PartHead:
+    """Read the header lines of part `number`; BodyError if they name no field."""
     headers: dict[str, str] = {}
     try:
         for line in head.decode().split("\r\n"):
@@ -95,7 +106,16 @@ def _head(head: bytes, number: int) -> tuple[str, bool]:
     encoding = headers.get("content-transfer-encoding", "binary").lower()
     if encoding not in _ENCODINGS:
         raise BodyError(f"{name:.80} comes with content-transfer-encoding {encoding:.40}: send it as it is", param=name)
-    return name, "filename" in parameters or "filename*" in parameters
+    return PartHead(name, _file_name(parameters))
+
+
+def _file_name(parameters: dict[str, str]) -> str | None:
+    """Return the name that the parameters give a file, the extended one (RFC 8187) if there are both; None without
+    one."""
+    extended = parameters.get("filename*", "").split("'", 2)
+    if len(extended) == 3:
+        return unquote(extended[2], errors="replace")
+    return parameters.get("filename", "" if "filename*" in parameters else None)
 
 
 def _parameters(text: str) -> dict[str, str] | None:
@@ -111,14 +131,26 @@ def _parameters(text: str) -> dict[str, str] | None:
     return found
 
 
-def _cut(num_bytes: int, num_parts: int, name: str = "") -> BodyError:
+def cut_form(num_bytes: int, num_parts: int, name: str = "") -> BodyError:
     where = f"{name:.80}, " if name else ""
     text = f"the form ends in the midst of {where}part {num_parts + 1}, after {num_bytes} bytes: send all of it"
     return BodyError(text, param=name or None)
 
 
-def _stray(num_parts: int) -> BodyError:
+def stray_boundary(num_parts: int) -> BodyError:
     return BodyError(
         f"before part {num_parts + 1} of the form the boundary is followed by other text: choose a boundary that no "
         "content contains"
     )
+
+
+def many_parts() -> BodyError:
+    return BodyError(f"the form has over {MAX_PARTS} parts: send fewer")
+
+
+def long_head(number: int) -> BodyError:
+    return BodyError(f"part {number} of the form has over {MAX_HEAD_BYTES} bytes of headers: send fewer")
+
+
+def no_boundary(num_bytes: int) -> BodyError:
+    return BodyError(f"the form of {num_bytes} bytes does not contain its boundary: send parts between boundaries")

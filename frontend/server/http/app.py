@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -221,9 +221,10 @@ def new_app(
     spec: EngineSpec,
     generating: list[Endpoint],
     peers: Peers,
+    stored: Sequence[Endpoint] = (),
 ) -> ASGIApp:
     """Return the ASGI app: routes, with HttpMiddleware around them. CORS, if set, is outermost, so that errors have its
-    headers too."""
+    headers too. `stored`: endpoints of the state folder."""
     template = engine.inputs.chat_template
     streams = ResumableStreams(lambda scope, receive, send: router(scope, receive, send), f"{peers.index}-")
     others = (
@@ -234,7 +235,7 @@ def new_app(
         Invocations(generating),
         StreamEndpoints(streams, peers),
     )
-    endpoints = [*generating, *(each for group in others for each in group.endpoints())]
+    endpoints = [*generating, *stored, *(each for group in others for each in group.endpoints())]
 
     @cache  # it takes 0.1 s, and anybody may ask for it
     def encoded_document() -> bytes:

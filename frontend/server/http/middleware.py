@@ -13,13 +13,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -45,9 +46,14 @@ OPEN_PAGES = frozenset(  # static: they hold no data
     ("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico", *(f"/{name}" for name in ASSETS))
 )
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
+STREAMED_PATHS = frozenset(("/v1/files",))  # their bodies go to the disk as they come, limited by a quota
+OWNER = (
+    "tokenloom.owner"  # scope key: digest of the caller's API key, which owns all that it stores; missing without keys
+)
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine
 OF_ENGINE = "tokenloom.of_engine"  # scope key: the engine itself asks, for a caller that it has checked
+OWNER_BYTES = 16
 _STORED = re.compile(r"(/v1/(?:responses/(?!input_tokens(?![^/]))|streams/))[^/]+")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
@@ -73,6 +79,7 @@ class HttpMiddleware:
         self._app = app
         self._on_refused, self._note = on_refused, note or ReadingNote()
         self._api_keys = [key.encode() for key in api_keys or ()]
+        self._owners = {key: hashlib.sha256(key).digest()[:OWNER_BYTES] for key in self._api_keys}
         self._max_body_bytes = max_body_bytes
         self._root_path = root_path
         self._pages = pages or WebPages()
@@ -133,16 +140,24 @@ class HttpMiddleware:
         if scope["path"] not in OPEN_PATHS and OF_ENGINE not in scope:
             self._check_caller(scope, headers)
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
+        if length.isdigit() and int(length) > self._max_bytes(scope):
             self._on_refused("size")
             raise self._too_large()
 
+    def _max_bytes(self, scope: Scope) -> float:
+        """Return the largest body of a request."""
+        return math.inf if scope["path"] in STREAMED_PATHS else self._max_body_bytes
+
     def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._api_keys:
-            if fault := _credential_error(headers, self._api_keys):
+            key = _valid_key(headers, self._api_keys)
+            if key is None:
                 self._on_refused("key")
-                message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+                message = (
+                    f"{_credential_fault(headers)}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+                )
                 raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            scope[OWNER] = self._owners[key]
             if (record := access_record.get()) is not None:
                 given = headers.get(b"authorization", b"") + headers.get(b"x-api-key", b"")
                 record.peer += f" {hashlib.sha256(given).hexdigest()[:16]}"
@@ -164,6 +179,7 @@ class HttpMiddleware:
             await self._app(scope, receive, send)
             return
         num_bytes, found = 0, self._note.new_hash()
+        max_bytes = self._max_bytes(scope)
         found.update(f"{scope['method']} {scope['path']}?".encode(errors="replace"))
         found.update(scope.get("query_string", b"") + b"\n")
 
@@ -173,7 +189,7 @@ class HttpMiddleware:
             if message["type"] == "http.request":
                 body = message.get("body", b"")
                 num_bytes += len(body)
-                if num_bytes > self._max_body_bytes:
+                if num_bytes > max_bytes:
                     raise self._too_large()
                 found.update(body)
                 work.key = found.digest()
@@ -230,19 +246,32 @@ def shown_path(path: str) -> str:
     return _STORED.sub(r"\1ID", path)
 
 
-def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:
-    """Return why the credentials are invalid, or "" if they are valid. Anthropic's clients send the key in x-api-key,
+def owner_of(request: Request) -> bytes:
+    """Return the digest of the caller's API key, which owns all that it stores; empty if keys are not set."""
+    owner: bytes = request.scope.get(OWNER, b"")
+    return owner
+
+
+def _valid_key(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> bytes | None:
+    """Return the key that a request carries; None without a valid one. Anthropic's clients send the key in x-api-key,
     others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
+    alone = headers.get(b"x-api-key", b"").strip()
+    if alone and _is_any_of(alone, keys):
+        return alone
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
-    if (alone := headers.get(b"x-api-key", b"").strip()) and _is_any_of(alone, keys):
-        return ""
+    if scheme.lower() == b"bearer" and _is_any_of(token.strip(), keys):
+        return token.strip()
+    return None
+
+
+def _credential_fault(headers: dict[bytes, bytes]) -> str:
+    """Return why the credentials are invalid."""
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
     if not scheme:
-        return "the API key is wrong" if alone else "no API key was given"
+        return "the API key is wrong" if headers.get(b"x-api-key", b"").strip() else "no API key was given"
     if scheme.lower() != b"bearer":
         return "the header authorization does not begin with `Bearer`"
-    if not _is_any_of(token.strip(), keys):
-        return "the API key is wrong" if token.strip() else "no API key follows `Bearer`"
-    return ""
+    return "the API key is wrong" if token.strip() else "no API key follows `Bearer`"
 
 
 def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:

@@ -21,6 +21,7 @@ from ...forms.field import ABSENT, GROUP, OURS, UNUSED
 from ...forms.ollama.request_body import Options
 from ...forms.openai.embedding_body import EmbeddingRequest
 from ...forms.openai.errors import ErrorBody
+from ...forms.openai.files.file_object import FileRequest
 from ...forms.openai.generation import TOKEN_ID, Body
 from ...forms.openai.transcription_body import FORM_TYPE, AudioForm, Form
 from .control import ReloadRequest
@@ -108,7 +109,7 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         if each.body_type is not None:
             body, schema = components[each.body_type.__name__], schema_by_body[each.body_type]
             needs_body = bool(body["required"]) or "oneOf" in body
-            media_type = FORM_TYPE if issubclass(each.body_type, Form) else "application/json"
+            media_type = FORM_TYPE if issubclass(each.body_type, (Form, FileRequest)) else "application/json"
             content = {media_type: {"schema": schema, "example": _example(each.body_type, body, spec)}}
             operation["requestBody"] = {"required": needs_body, "content": content}
     made: JsonObject = {

@@ -36,14 +36,14 @@ from ...listening.journal.pages import JournalLimits
 from ...listening.journal.record import Reason
 from ...listening.keeper import Keeper
 from ...listening.tls import new_ssl_context
-from ...state.database import Database
-from ...state.responses import ResponseStore
+from ...state.engine_state import EngineState
 from ..api.openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
 from .acceptor import Acceptor
 from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, connection_limit
+from .files.endpoints import FileEndpoints
 from .kept.adoption import adopt
 from .kept.connection import ConnectionKeeper, Kept
 from .peers import Peers
@@ -131,10 +131,10 @@ async def _serve(
         has_timings=spec.config.enable_per_request_metrics,
         block_size=spec.config.block_size if spec.shares_prefixes else 0,
     )
-    database = Database.of_engine(spec)
-    store = ResponseStore(database, spec.config, peers.index)
-    generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
-    app = new_app(engine, frontend, spec, generating.endpoints(), peers)
+    state = EngineState(spec, peers.index)
+    generating = GeneratingEndpoints(engine, frontend.metrics, spec, state.responses, peers)
+    stored = FileEndpoints(state.files, is_strict=spec.config.strict_fields).endpoints()
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers, stored)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 
     def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:
@@ -146,17 +146,18 @@ async def _serve(
     connections = Connections(spec.config.http_timeout_s, connection_limit(), on_refused)
     on_exhausted = partial(frontend.counts.update, ["accept_paused_for_descriptors"])
 
-    learning = asyncio.ensure_future(_learn_form(frontend))
+    aside = [asyncio.ensure_future(work) for work in (_learn_form(frontend), state.sweep())]
     turns.begin()  # before connections are adopted: if a request of theirs makes this process hang, that is noticed
     await generating.responses.resume()
     await adopt(keeper, kept, partial(_new_adopted, server, connections))
     server.servers = [accept(each, server, connections, spec.config, on_exhausted, keeper) for each in listeners]  # type: ignore[misc]
     await turns.run()  # instead of uvicorn's main loop, which wakes ten times a second
-    learning.cancel()
+    for each in aside:
+        each.cancel()
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
-    database.close()
+    state.close()
 
 
 async def _learn_form(frontend: Frontend) -> None:

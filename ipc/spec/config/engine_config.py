@@ -298,6 +298,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "folder of its own for files, batches and stored responses; none: responses alone, until the engine ends"
         ),
     ] = None
+    file_quota_bytes: Annotated[int, _limits("most bytes of the files of one API key in --state-dir, such as 10G")] = (
+        10 << 30
+    )
     response_store_bytes: Annotated[
         int, _http("of /v1/responses and their conversations that are kept, the oldest go first; 0: none is kept")
     ] = 256 << 20

@@ -17,7 +17,7 @@ GROUPS = {  # group of options in --help → its title
     "scheduling": "how much a step computes",
     "http": "the HTTP server with OpenAI's API",
     "clients": "the address of Client and AsyncClient",
-    "limits": "queues and times",
+    "limits": "queues, times and quotas",
     "logging": "log, metrics and spans",
 }
 

@@ -20,6 +20,7 @@ INT_RANGES = (
     ("max_num_seqs", 1, 16384),
     ("max_body_bytes", 1, 1 << 30),
     ("http_journal_bytes", 0, 1 << 40),
+    ("file_quota_bytes", 0, 1 << 60),
     ("response_store_bytes", 0, 1 << 40),
     ("response_store_count", 1, 1_000_000),
     ("port", 0, 65535),

@@ -86,7 +86,7 @@ class AppTransport(httpx2.AsyncBaseTransport):
         body, headers = await request.aread(), [(name.lower(), value) for name, value in request.headers.raw]
         url = request.url
         scope = {"type": "http", "method": request.method, "path": url.path, "raw_path": url.raw_path}
-        scope |= {"query_string": b"", "headers": headers, "client": ("c", 1)}
+        scope |= {"query_string": url.query, "headers": headers, "client": ("c", 1)}
         places = iter(range(0, max(len(body), 1), CHUNK_BYTES))
         stream = AppStream()
 
