@@ -10,7 +10,8 @@ import httpx2
 import numpy as np
 import pytest
 
-from tokenloom.frontend.server.text.tokenizer import read_prefixes
+from tokenloom.ipc.spec.models.pooling.pooling_config import PoolingConfig
+from tokenloom.ipc.spec.models.pooling.sentence_files import with_sentence_files
 from tokenloom.tests.system.http_engine import ask
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
@@ -63,4 +64,4 @@ def test_an_input_type_prepends_the_checkpoints_prompt_to_each_text(door: httpx2
 def test_a_checkpoints_prompts_are_read_from_either_file(tmp_path: Path, file: str, field: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / file).write_text(json.dumps({field: {"query": "Find: ", "other": 7}}))
-    assert read_prefixes(tmp_path) == {"query": "Find: "}
+    assert with_sentence_files(PoolingConfig(), tmp_path, 8).prompts == {"query": "Find: "}

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
+from ....ipc.params.pooling_params import PoolingMethod
 from ....ipc.params.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from ..field import means, ours
 from .generation import MAX_PROMPTS, Body, Prompts, RequestId, Scheduled, TokenId, items
@@ -17,36 +18,16 @@ _Labels: TypeAlias = Annotated[list[TokenId], items(1, MAX_LOGPROB_TOKEN_IDS)]
 INPUT_TYPES = ("search_document", "search_query", "classification", "clustering")  # Cohere's
 
 
-class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
-    """POST /v1/embeddings: texts or token ids, or a chat."""
-
-    EXAMPLE: ClassVar = {"input": ["Paris", "Oslo"]}
+class PooledInput(Scheduled, frozen=True, kw_only=True):
+    """Fields of the bodies whose prompts are texts or token ids, or a chat."""
 
     input: Annotated[Prompts | None, means("A text or token ids, or a list of several; or give messages.")] = None
-    encoding_format: Annotated[
-        Literal["float", "base64", "bytes", "bytes_only"] | None,
-        means("Numbers as JSON or as base64; bytes and bytes_only send them packed.", "float"),
-    ] = None
-    dimensions: Annotated[
-        int | None, means("Keep the first numbers of each vector only, if the model allows it.", "all")
-    ] = None
     # beyond OpenAI
-    messages: Annotated[
-        Annotated[list[Message], items(1)] | None, ours("A conversation to embed; give it or input.")
+    messages: Annotated[Annotated[list[Message], items(1)] | None, ours("A conversation; give it or input.")] = None
+    use_activation: Annotated[
+        bool | None,
+        ours("Scale each vector to length 1; make probabilities of logits.", "as the checkpoint does"),
     ] = None
-    embed_dtype: Annotated[
-        Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None,
-        ours("Format of packed numbers.", "float32"),
-    ] = None
-    endianness: Annotated[
-        Literal["native", "big", "little"] | None, ours("Byte order of packed numbers.", "native")
-    ] = None
-    pooling: Annotated[
-        Literal["last", "mean"] | None,
-        ours("The vector is that of the last token, or the mean of all.", "the checkpoint's, or last"),
-    ] = None
-    use_activation: Annotated[bool | None, ours("Scale each vector to length 1.", True)] = None
-    normalize: Annotated[bool | None, ours("The older name of use_activation.", True)] = None
     add_special_tokens: Annotated[
         bool | None, ours("Add the tokenizer's special tokens.", "true for texts, false for a conversation")
     ] = None
@@ -61,10 +42,40 @@ class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> TokenizeRequest:
-        """The chat to embed, as a TokenizeRequest; by default without a generation prompt."""
+        """The chat as a TokenizeRequest; by default without a generation prompt."""
         names = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens")
         given = {name: getattr(self, name) for name in names}
         return TokenizeRequest(**given, add_generation_prompt=bool(self.add_generation_prompt))
+
+
+class EmbeddingRequest(PooledInput, frozen=True, kw_only=True):
+    """POST /v1/embeddings: texts or token ids, or a chat."""
+
+    EXAMPLE: ClassVar = {"input": ["Paris", "Oslo"]}
+
+    encoding_format: Annotated[
+        Literal["float", "base64", "bytes", "bytes_only"] | None,
+        means("Numbers as JSON or as base64; bytes and bytes_only send them packed.", "float"),
+    ] = None
+    dimensions: Annotated[
+        int | None, means("Keep the first numbers of each vector only, if the model allows it.", "all")
+    ] = None
+    # beyond OpenAI
+    embed_dtype: Annotated[
+        Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None,
+        ours("Format of packed numbers.", "float32"),
+    ] = None
+    endianness: Annotated[
+        Literal["native", "big", "little"] | None, ours("Byte order of packed numbers.", "native")
+    ] = None
+    pooling: Annotated[
+        PoolingMethod | None,
+        ours("How one vector is made of those of the tokens, such as last or mean.", "the checkpoint's, or last"),
+    ] = None
+    normalize: Annotated[bool | None, ours("The older name of use_activation.", "as the checkpoint does")] = None
+    prompt_name: Annotated[
+        str | None, ours("The checkpoint's prompt to put before each text.", "the checkpoint's default")
+    ] = None
 
 
 class CohereEmbedRequest(Body, frozen=True, kw_only=True):
@@ -108,6 +119,7 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
         """The options of the request, without its texts, as an EmbeddingRequest."""
         return EmbeddingRequest(
             dimensions=self.output_dimension,
+            prompt_name="",  # `prefix` is a part of each text
             truncate_prompt_tokens=None if self.truncate == "NONE" else self.max_tokens or -1,
             truncation_side="left" if self.truncate == "START" else "right",
             priority=self.priority,

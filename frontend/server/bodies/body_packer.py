@@ -27,13 +27,21 @@ from ...forms.ollama.request_body import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
 )
-from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
+from ...forms.openai.embedding_body import (
+    CohereEmbedRequest,
+    EmbeddingRequest,
+    GenerativeScoringRequest,
+    PooledInput,
+)
 from ...forms.openai.generation import Body, Scheduled
 from ...forms.openai.messages import chat_input
 from ...forms.openai.params import errors_about
 from ...forms.openai.response_body import ResponsesRequest, chat_request, without_input
 from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ...forms.openai.transcription_body import Form, TranscriptionRequest, TranslationRequest
+from ...forms.pooling.pooling_body import ClassificationRequest, PoolingRequest, ScoreRequest
+from ...forms.pooling.rerank_body import RerankRequest
+from ...forms.pooling.tei_body import TeiEmbedRequest
 from ...forms.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_parser import ParsedBody
@@ -59,8 +67,13 @@ _EMPTIED: dict[type[Body], dict[str, object]] = {  # empty values of the fields 
     TokenizeRequest: {"prompt": None, "messages": None},
     TranscriptionRequest: {},  # their files are not in the struct
     TranslationRequest: {},
-    BatchChatRequest: {},  # these three depend on the body
+    TeiEmbedRequest: {"inputs": ""},
+    BatchChatRequest: {},  # these depend on the body
     EmbeddingRequest: {},
+    PoolingRequest: {},
+    ClassificationRequest: {},
+    ScoreRequest: {},
+    RerankRequest: {},
     ResponsesRequest: {},
 }
 LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
@@ -99,11 +112,11 @@ class BodyPacker:
                 with errors_about("file: ", ""):
                     self._media_limits.check_bytes(len(medium.data))
                 self._keep(medium)
-        elif isinstance(body, CohereEmbedRequest | GenerativeScoringRequest):
+        elif isinstance(body, CohereEmbedRequest | GenerativeScoringRequest | ScoreRequest | RerankRequest):
             inputs = parsed.inputs  # remain texts; the frontend tokenizes them
         elif isinstance(body, BatchChatRequest):
             inputs = [self._chat(each, body) for each in body.chats]
-        elif isinstance(body, EmbeddingRequest) and body.messages is not None:
+        elif isinstance(body, PooledInput) and body.messages is not None:
             inputs = [self._chat(body.chat, body)]
         elif isinstance(body, CountTokensRequest):
             inner = chat_of_messages(body) if isinstance(body, MessagesRequest) else tokenize_request(body)
@@ -150,7 +163,7 @@ class BodyPacker:
         """Return the tokens that a truncation may keep. Without a truncation, return all; RequestError if they do not
         fit."""
         if cut_side is None and isinstance(body, Scheduled):
-            self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, EmbeddingRequest))
+            self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, PooledInput))
         return self._limits.kept(token_ids, cut_side)
 
 
@@ -158,7 +171,11 @@ def _rest(body: Body) -> bytes:
     """Encode the body without its prompts as JSON; BodyError if it has too many values or bytes."""
     if isinstance(body, BatchChatRequest):
         bare: Body = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
-    elif isinstance(body, EmbeddingRequest):
+    elif isinstance(body, ScoreRequest):
+        bare = msgspec.structs.replace(body, **{body.names[1]: ""})
+    elif isinstance(body, RerankRequest):
+        bare = msgspec.structs.replace(body, documents=body.documents and [], texts=body.texts and [])
+    elif isinstance(body, PooledInput):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
     elif isinstance(body, ResponsesRequest):
         bare = without_input(body)

@@ -14,10 +14,13 @@ import msgspec
 from ....ipc.errors import RequestError
 from ....ipc.messages.intake import BodyInput
 from ...forms.ollama.request_body import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
-from ...forms.openai.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
+from ...forms.openai.embedding_body import CohereEmbedRequest, GenerativeScoringRequest, PooledInput
 from ...forms.openai.generation import Body
 from ...forms.openai.prompts import body_inputs
 from ...forms.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ...forms.pooling.pooling_body import ScoreRequest
+from ...forms.pooling.rerank_body import RerankRequest
+from ...forms.pooling.tei_body import TeiEmbedRequest
 from ...forms.prompt_limits import PromptLimits
 from ...forms.prompts import check_text, check_token_ids
 from .body_error import BodyError, invalid_body
@@ -89,10 +92,14 @@ def _parse(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits)
 def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
     if isinstance(body, CompletionRequest):
         yield from body_inputs("prompt", body.prompt, limits, body.n)
-    elif isinstance(body, EmbeddingRequest):
+    elif isinstance(body, PooledInput):
         _check_one("input", body.input, body.messages)
         if body.input is not None:
             yield from body_inputs("input", body.input, limits)
+    elif isinstance(body, ScoreRequest | RerankRequest):
+        yield from body_inputs("documents", [*body.seconds], limits)
+    elif isinstance(body, TeiEmbedRequest):
+        yield from body_inputs("inputs", body.inputs, limits)
     elif isinstance(body, CohereEmbedRequest):
         yield from body_inputs("texts", [*body.texts], limits)
     elif isinstance(body, GenerativeScoringRequest):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TypeAlias
 
+import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +31,9 @@ from ...forms.openai.params import errors_about, prompt_errors_about, schema_err
 from ...forms.openai.response_body import ResponsesRequest, chat_request, schema_field
 from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequest
 from ...forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
+from ...forms.pooling.pooling_body import ClassificationRequest, PoolingRequest, ScoreRequest
+from ...forms.pooling.rerank_body import RerankRequest
+from ...forms.pooling.tei_body import PredictRequest, TeiEmbedRequest
 from ...forms.speech.families import prompts_of
 from ...listening.web_pages import WebPages
 from ...state.responses import ResponseStore
@@ -47,6 +51,10 @@ from ..api.openai.generative_scoring import GenerativeScoring
 from ..api.openai.local_engine import LocalEngine
 from ..api.openai.responses import ResponseCreation
 from ..api.openai.stored_responses import StoredResponses
+from ..api.pooling.pooled_results import PooledResults
+from ..api.pooling.pooling import Classification, Pooling
+from ..api.pooling.scores import Reranking, Scores
+from ..api.pooling.tei import Prediction, TeiEmbeddings
 from ..api.speech.transcription import Hearing, Transcription
 from ..bodies.body_parser import BodyT, ParsedBody
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
@@ -73,7 +81,7 @@ logger = logging.getLogger("tokenloom.http")
 
 EXPOSED_HEADERS = ("x-request-id", "warning", "endpoint-load-metrics", "metadata", "x-stream-id")
 
-Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
+Whole: TypeAlias = Embeddings | GenerativeScoring | PooledResults  # never streamed
 Streamed: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Transcription
 Work: TypeAlias = Streamed | Whole  # a checked request
 
@@ -132,6 +140,7 @@ class GeneratingEndpoints:
             self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, embed, "input"),
             self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
             self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
+            *self._pooling_endpoints(),
             self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, score, "items"),
         ]
 
@@ -161,22 +170,55 @@ class GeneratingEndpoints:
 
         return Endpoint(path, answer, summary, body_type)
 
-    def _audio_endpoints(self) -> list[Endpoint]:
-        speech, spec = speech_of(self._spec.model), self._spec
+    def _pooling_endpoints(self) -> list[Endpoint]:
+        """Return the endpoints of scores, classes and token-level results; those that the model does not serve refuse
+        every request."""
+        engine = self._engine
+        tasks = self._spec.model.pooling.tasks
+        pool = partial(Pooling.start, engine)
+        found = [
+            self._endpoint("/pooling", "Results of any pooling task", PoolingRequest, pool, "input"),
+            self._endpoint("/embed", "Embeddings, in TEI's form", TeiEmbedRequest, self._embed, "inputs"),
+        ]
+        scored = (
+            ("/score", "Scores of pairs of texts", ScoreRequest, self._score, "documents"),
+            ("/v1/score", "Scores of pairs of texts", ScoreRequest, self._score, "documents"),
+            ("/rerank", "Documents by relevance", RerankRequest, self._rerank, "documents"),
+            ("/v1/rerank", "Documents by relevance, Jina and Cohere v1", RerankRequest, self._rerank, "documents"),
+            ("/v2/rerank", "Documents by relevance, Cohere v2", RerankRequest, self._rerank, "documents"),
+        )
+        classified = (
+            ("/classify", "Classes of texts", ClassificationRequest, self._classify, "input"),
+            ("/predict", "Classes of texts, in TEI's form", PredictRequest, self._predict, "inputs"),
+        )
+        if "classify" in tasks:
+            found += [self._endpoint(*each) for each in classified]
+        else:
+            found += [self._refused(path, form, "has no head that classifies") for path, _, form, *_ in classified]
+        if "score" in tasks or "embed" in tasks:
+            return found + [self._endpoint(*each) for each in scored]
+        return found + [self._refused(path, form, "scores no pairs of texts") for path, _, form, *_ in scored]
+
+    def _refused(self, path: str, body_type: type[msgspec.Struct], reason: str) -> Endpoint:
+        """Return an endpoint that the model does not serve, for a reason; it is not listed."""
 
         async def refuse(request: Request) -> Response:
             async for _ in request.stream():  # a client may not read the answer before it has sent everything
                 pass
             with self._refusals():
-                name = f"{spec.served_model_name!r:.200}"
-                raise HttpError(400, f"the model {name} does not hear audio: choose one that does", param="model")
+                name = f"{self._spec.served_model_name!r:.200}"
+                raise HttpError(400, f"the model {name} {reason}: choose one that does", param="model")
 
+        return Endpoint(path, refuse, body_type=body_type)
+
+    def _audio_endpoints(self) -> list[Endpoint]:
+        speech, spec = speech_of(self._spec.model), self._spec
         forms = (
             ("/v1/audio/transcriptions", "Text of a clip of speech", TranscriptionRequest),
             ("/v1/audio/translations", "Translation of a clip of speech", TranslationRequest),
         )
         if speech is None:
-            return [Endpoint(path, refuse, body_type=form) for path, _, form in forms]
+            return [self._refused(path, form, "does not hear audio") for path, _, form in forms]
         hearing = Hearing(
             speech.piece_s, prompts_of(speech), spec.default_sampling_params, self._metrics.answers.on_heard
         )
@@ -198,6 +240,28 @@ class GeneratingEndpoints:
 
     async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest], model: str) -> CohereEmbeddings:
         return CohereEmbeddings(self._engine, parsed, model, self._spec, version)
+
+    async def _embed(self, parsed: ParsedBody[TeiEmbedRequest], model: str) -> TeiEmbeddings:
+        return TeiEmbeddings(self._engine, parsed, model)
+
+    async def _score(self, parsed: ParsedBody[ScoreRequest], model: str) -> Scores:
+        return Scores(self._engine, parsed, model, self._spec.model.pooling.tasks)
+
+    async def _rerank(self, parsed: ParsedBody[RerankRequest], model: str) -> Reranking:
+        return Reranking(self._engine, parsed, model, self._spec.model.pooling.tasks)
+
+    async def _classify(self, parsed: ParsedBody[ClassificationRequest], model: str) -> Classification:
+        return await Classification.start(self._engine, self._labels, parsed, model)
+
+    async def _predict(self, parsed: ParsedBody[PredictRequest], model: str) -> Prediction:
+        return Prediction(self._engine, parsed, model, self._labels)
+
+    @property
+    def _labels(self) -> list[str]:
+        """The names of the model's classes."""
+        head = self._spec.model.pooling.head
+        assert head is not None, "only a model with a head serves classes"
+        return head.labels
 
     async def _reply(self, parsed: ParsedBody[MessagesRequest], model: str) -> MessageCreation:
         body = with_defaults(chat_of_messages(parsed.body), self._spec)

@@ -57,6 +57,7 @@ TAGS = {  # group of paths: what they are
     "Anthropic": "Messages in Anthropic's form",
     "Ollama": "Chats and embeddings in Ollama's form",
     "Cohere": "Embeddings in Cohere's form",
+    "Scores": "Classes, scores and vectors in the forms of vLLM and Text Embeddings Inference",
     "Tokens": "Tokens of texts, scores of tokens, and the end of a request",
     "State": "What the engine is and does",
     "Control": "Orders that act on the whole engine",
@@ -67,17 +68,23 @@ _TAG_BY_PREFIX = {  # the first that matches; other paths are Control
     "/api/": "Ollama",
     "/v1/embeddings": "OpenAI",
     "/v1/embed": "Cohere",
-    "/v2/embed": "Cohere",
+    "/v2/": "Cohere",
+    "/v1/rerank": "Scores",
+    "/v1/score": "Scores",
     "/v1/load_lora": "Control",
     "/v1/unload_lora": "Control",
     "/v1/": "OpenAI",
     **dict.fromkeys(("/tokenize", "/detokenize", "/abort", "/generative_scoring"), "Tokens"),
+    **dict.fromkeys(("/pooling", "/classify", "/score", "/rerank", "/embed", "/predict"), "Scores"),
     **dict.fromkeys(("/dashboard", "/chat", "/docs", "/openapi.json"), "Pages"),
     **dict.fromkeys(("/health", "/ready", "/ping", "/load", "/version", "/metrics", "/server_info"), "State"),
     "/tokenizer_info": "State",
 }
 _USUAL = SamplingParams()
-_OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # exactly one of the two fields is given
+_OR_MESSAGES = {  # exactly one of the two fields is given
+    "TokenizeRequest": "prompt",
+    **dict.fromkeys(("EmbeddingRequest", "PoolingRequest", "ClassificationRequest"), "input"),
+}
 
 
 def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
@@ -90,6 +97,8 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         ref_template="#/components/schemas/{name}",
     )
     for title, field in _OR_MESSAGES.items():
+        if title not in components:  # the model does not serve it
+            continue
         components[title]["oneOf"] = [
             {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
             for this, other in ((field, "messages"), ("messages", field))
@@ -210,7 +219,7 @@ def _operation(endpoint: Endpoint) -> JsonObject:
     content: JsonObject = {endpoint.media_type: {}}
     if "stream" in getattr(endpoint.body_type, "__struct_fields__", ()):
         content["text/event-stream"] = {}
-    if endpoint.body_type is EmbeddingRequest:
+    if endpoint.body_type is not None and issubclass(endpoint.body_type, EmbeddingRequest):
         content["application/octet-stream"] = {}
     if endpoint.body_type is not None and issubclass(endpoint.body_type, AudioForm):
         content |= {"text/plain": {}, "text/vtt": {}}

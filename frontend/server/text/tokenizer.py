@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -209,16 +209,6 @@ def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> byt
     if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
         return token_ids[: 4 * num_kept]
     return token_ids[: 4 * num_kept - len(end)] + end
-
-
-@cache
-def read_prefixes(folder: Path) -> dict[str, str]:
-    """Return the prompts that an embedding checkpoint puts before a text, by name; {} if it has none."""
-    for name, field in (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")):
-        found = read_json(folder / name).get(field) if (folder / name).is_file() else None
-        if isinstance(found, dict) and found:
-            return {key: text for key, text in found.items() if isinstance(text, str)}
-    return {}
 
 
 def special_token(config: JsonObject, name: str) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .....ipc.codec import num_ids
 from .....ipc.errors import RequestError
 from .....ipc.messages.intake import BodyInput
@@ -13,7 +11,6 @@ from ....forms.openai.errors import encode_json
 from ....forms.openai.params import errors_about, refuse_unserved
 from ....forms.openai.vectors import COHERE_TYPES
 from ...bodies.body_parser import ParsedBody
-from ...text.tokenizer import read_prefixes
 from .embeddings import Embeddings
 from .local_engine import LocalEngine
 from .run import Run
@@ -29,7 +26,7 @@ class CohereEmbeddings(Embeddings):
         self._request, self._version = parsed.body, version
         self._texts = [each.text or "" for each in parsed.inputs]
         refuse_unserved(self._request)
-        prefix = self._request.prefix(read_prefixes(Path(spec.model_folder)))
+        prefix = self._request.prefix(spec.model.pooling.prompts)
         inputs = [BodyInput(text=prefix + text) for text in self._texts]
         with errors_about("output_dimension", "dimensions"):
             super().__init__(engine, ParsedBody(self._request.embedding, inputs), model)

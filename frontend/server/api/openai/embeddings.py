@@ -13,7 +13,7 @@ from starlette.responses import Response
 from .....ipc.errors import RequestError
 from .....ipc.messages.client import Delta
 from .....ipc.params.pooling_params import PoolingParams
-from ....forms.openai.embedding_body import EmbeddingRequest
+from ....forms.openai.embedding_body import EmbeddingRequest, PooledInput
 from ....forms.openai.errors import encode_json
 from ....forms.openai.params import given_params, prompt_errors_about
 from ....forms.openai.prompts import answer_id, prompt_submits
@@ -26,11 +26,15 @@ from .run import Run
 from .slices import in_slices
 
 T = TypeVar("T")
+InputT = TypeVar("InputT", bound=PooledInput)
+MAX_OPEN = 256  # prompts of one body that run at a time, so that a body of thousands does not hold up others
 MAX_DESCRIBED = 512  # most vectors in a metadata header: clients accept lines of up to 64 KiB
 
 
 class Embeddings(EngineResponse):
     """Response to one request for embeddings. Created by `start`."""
+
+    max_open = MAX_OPEN
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
         body = parsed.body
@@ -42,26 +46,26 @@ class Embeddings(EngineResponse):
                 f"encoding_format is bytes, whose header describes up to {MAX_DESCRIBED} vectors, and there are "
                 f"{len(parsed.inputs)}: use bytes_only or send several requests"
             )
-        pooling = PoolingParams(
-            method=body.pooling or "last",
-            normalize=body.normalize is not False,
-            use_activation=body.use_activation,
-            dimensions=body.dimensions,
-        )
+        pooling = self._pooling_params(body)
         params = given_params(body, max_tokens=1)
         request_id = answer_id("embd", body.request_id, current().digits("id"))
         submits = prompt_submits(request_id, parsed.inputs, params, body.add_special_tokens, pooling)
         super().__init__(engine, model, request_id, submits)
 
+    def _pooling_params(self, body: EmbeddingRequest) -> PoolingParams:
+        use_activation = body.normalize if body.use_activation is None else body.use_activation
+        return PoolingParams(
+            task="embed",
+            method=body.pooling,
+            use_activation=use_activation,
+            dimensions=body.dimensions,
+            prompt_name=body.prompt_name,
+        )
+
     @classmethod
     async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
         """Check all fields and, for a chat, make the prompt; return the response. `whole` starts the embedding."""
-        if parsed.body.messages is not None:
-            cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
-            with prompt_errors_about("messages"):
-                prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), cut_side)
-            parsed = parsed._replace(inputs=[prompt])
-        return cls(engine, parsed, model)
+        return cls(engine, await with_chat(engine, parsed), model)
 
     async def whole(self) -> bytes | Response:
         with self.run() as run:
@@ -106,6 +110,17 @@ class Embeddings(EngineResponse):
             head = {"id": self.id, "created": self._created, "model": self.model}
             answer.headers["metadata"] = json.dumps(head | {"data": data, "usage": usage})
         return answer
+
+
+async def with_chat(engine: LocalEngine, parsed: ParsedBody[InputT]) -> ParsedBody[InputT]:
+    """Return the body with the prompt of its chat, if it has one, as its only input."""
+    body = parsed.body
+    if body.messages is None:
+        return parsed
+    cut_side = engine.inputs.limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
+    with prompt_errors_about("messages"):
+        prompt = await engine.chat_prompt(ParsedBody(body.chat, parsed.inputs), cut_side)
+    return parsed._replace(inputs=[prompt])
 
 
 async def results_of(run: Run, field: str, verb: str, result: Callable[[Delta], T | None]) -> list[T]:

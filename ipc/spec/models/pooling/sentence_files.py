@@ -119,10 +119,10 @@ def _methods_of(folder: Path, hidden_size: int) -> list[PoolingMethod]:
     file = _config_of(folder)
     stated = file.get("pooling_mode")
     if stated is not None:
-        names = [stated] if isinstance(stated, str) else list(stated)
+        names = list(stated) if isinstance(stated, list) else [stated]
     else:
         names = [name for name, flag in FLAGS.items() if file.flag(flag)]
-    unknown = [each for each in names if each not in MODES]
+    unknown = [each for each in names if not isinstance(each, str) or each not in MODES]
     if unknown or not names:
         file.refuse(f"the pooling {unknown or names} is not supported, known are {', '.join(MODES)}")
     if not file.flag("include_prompt", True):
@@ -166,8 +166,8 @@ def _prompts_of(folder: Path) -> dict[str, object]:
         if not isinstance(found, dict) or not found:
             continue
         prompts = {key: text for key, text in found.items() if isinstance(text, str)}
-        default = raw.get("default_prompt_name")
-        if default is not None and default not in prompts:
+        default = raw.get("default_prompt_name") or ""
+        if default and (not isinstance(default, str) or default not in prompts):
             raise ConfigError(f"{path}: default_prompt_name is {default!r:.100}, prompts has {', '.join(prompts)}")
-        return {"prompts": prompts, "default_prompt": default or ""}
+        return {"prompts": prompts, "default_prompt": default}
     return {}

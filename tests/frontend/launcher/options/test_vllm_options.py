@@ -65,7 +65,7 @@ REFUSED_FLAGS = """
 --speculative-model m|--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2
 --headless|--cpu-offload-gb 4|--distributed-executor-backend external_launcher|--tokenizer-mode mistral
 --load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
---enable-prompt-embeds|--task classify|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
+--enable-prompt-embeds|--task transcription|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
 --response-role bot|--chat-template-content-format openai
 --structured-outputs-config {"disable_any_whitespace": true}|--rope-scaling {"a": 1}|--disable-sliding-window
 --model-impl terratorch|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser pythonic2

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
-from tokenloom.frontend.server.text.tokenizer import Tokenizer, read_prefixes
+from tokenloom.frontend.server.text.tokenizer import Tokenizer
+from tokenloom.ipc.spec.models.pooling.pooling_config import PoolingConfig
+from tokenloom.ipc.spec.models.pooling.sentence_files import with_sentence_files
 from tokenloom.tests.frontend.server.text.samples import backend_json
 from tokenloom.tests.support.hostile_fields import Hostile, faults, hostile_changes
 
@@ -45,7 +47,6 @@ def test_hostile_prompts_of_embeddings_are_refused_by_their_fields(tmp_path: Pat
 
     def read(change: Hostile) -> None:
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(change.of(prompts)))
-        read_prefixes.cache_clear()
-        read_prefixes(tmp_path)
+        with_sentence_files(PoolingConfig(), tmp_path, 8)
 
     assert not faults(hostile_changes(prompts), read)
