@@ -15,6 +15,9 @@ from tokenloom.frontend.forms.anthropic.request_body import MessagesRequest
 from tokenloom.frontend.forms.openai.embedding_body import EmbeddingRequest, GenerativeScoringRequest
 from tokenloom.frontend.forms.openai.response_body import ResponsesRequest
 from tokenloom.frontend.forms.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest
+from tokenloom.frontend.forms.pooling.pooling_body import PoolingRequest, ScoreRequest
+from tokenloom.frontend.forms.pooling.rerank_body import RerankRequest
+from tokenloom.frontend.forms.pooling.tei_body import TeiEmbedRequest
 from tokenloom.tests.system.http_engine import QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]
@@ -24,6 +27,10 @@ BODIES = (
     ResponsesRequest,
     EmbeddingRequest,
     GenerativeScoringRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TeiEmbedRequest,
     DetokenizeRequest,
     MessagesRequest,
 )
@@ -35,6 +42,10 @@ GOOD_BODIES: dict[str, dict[str, object]] = {
     "/v1/messages": {"messages": QUESTION, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": QUESTION},
     "/v1/embeddings": {"input": "The"},
+    "/pooling": {"input": "The"},
+    "/score": {"text_1": "The", "text_2": ["x"]},
+    "/rerank": {"query": "The", "documents": ["x", "y"]},
+    "/embed": {"inputs": "The"},
     "/generative_scoring": {"query": "The", "items": ["x", [5]], "label_token_ids": [5, 6]},
     "/tokenize": {"prompt": "The"},
     "/detokenize": {"tokens": [5]},
