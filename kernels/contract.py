@@ -43,8 +43,15 @@ class AttentionMetadata:
     seq_lens_host: list[int]
     cos_sin: Tensor | None = None  # [T, rotated] float32: a row per token, used instead of each Rotary's table
     see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
+    are_windows_two_sided: bool = False  # a layer's window ends as far behind a token as it begins before it
     has_drafts: Tensor | None = None  # [R] int32 in host memory: 1 for a known token followed by drafts; None: all 0
     plans: dict[object, object] = field(default_factory=dict, init=False, repr=False)  # of Ops, for layers alike
+
+    def seen_through(self, window: int | None) -> Tensor | None:
+        """Return `see_until` for a layer with this window."""
+        if self.see_until is None or window is None or not self.are_windows_two_sided:
+            return self.see_until
+        return self.see_until.minimum((self.positions + window - 1).int())
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,6 +419,7 @@ class LayerWeights:
 
         sequential  x += mixer_output_norm(mixer(input_norm(x))); x += mlp_output_norm(mlp(mlp_norm(x)))
         parallel    n = input_norm(x); x += mixer(n) + mlp(n if mlp_norm is None else mlp_norm(x))
+        post-norm   x = mixer_output_norm(x + mixer(x)); x = mlp_output_norm(x + mlp(x))
 
     The mixer is attention, one with a state, or the sum of both. What is None is left out; a layer without a mixer or
     an MLP has no norms of it. With an output norm the mixer has no output_scale. Parallel layers attend alone.
@@ -424,6 +432,7 @@ class LayerWeights:
     mlp: MLPWeights | ExpertsWeights | None
     mlp_output_norm: Norm | None
     is_parallel: bool
+    is_post_norm: bool = False  # only with attention alone
     cross: CrossWeights | None = None  # only in a sequential layer with attention
     state: StateWeights | None = None
 
@@ -437,13 +446,16 @@ class DecoderWeights:
     embedding_scale: float
     layers: list[LayerWeights]
     residual_scale: float  # factor of each output that a layer adds to the residual stream
-    norm: Norm
-    head: PackedLinear
+    norm: Norm | None
+    head: PackedLinear | None  # None: no token gets logits
     logit_scale: float
     logit_softcap: float  # c: scaled logits become c * tanh(logits / c); 0: no cap
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    token_types: Tensor | None = None  # [types, hidden]: added to the token embeddings
+    embedding_norm: Norm | None = None  # of the sum of a token's embeddings
+    shares_cache: bool = False  # all layers have the same place in the cache, as no later step reads what they write
 
 
 class FusedLayer(Protocol):
@@ -500,12 +512,13 @@ class FusedDecoder(Protocol):
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
         states: StateGroup | None = None,
+        token_types: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
         token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. groups: those of the layers,
         see AttentionWeights.group. cross: CrossStep.metadata, if the encoder's keys and values are in the cache
-        already; None: layers skip cross attention. states: of the layers that have one. Writes the step's keys, values
-        and states. The next call overwrites the returned tensors.
+        already; None: layers skip cross attention. states: of the layers that have one. token_types: [T] int32, rows of
+        that table; None: all 0. Writes the step's keys, values and states. The next call overwrites what is returned.
         """
         ...

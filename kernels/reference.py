@@ -295,10 +295,11 @@ class ReferenceOps:
         """Compute causal attention of query [T, H, D] over each row's own context in `layer`: [T, H, D].
 
         Query head h reads KV head h // (H / num_kv_heads). A token at index p attends to [0, p], or [max(0, p - w + 1),
-        p] with a sliding window w; if `metadata.see_until` is given, its value is the end of these ranges instead of p.
+        p] with a sliding window w; if `metadata.seen_through` is not None, it is the end of these ranges instead of p.
         This step's keys and values are already in the cache.
         """
         output, starts, block_size = torch.zeros_like(query), metadata.query_starts_host, kv_cache.shape[4]
+        seen = metadata.seen_through(spec.window)
         for row, length in enumerate(metadata.seq_lens_host):
             if length == 0:  # padding
                 continue
@@ -306,12 +307,12 @@ class ReferenceOps:
                 stop = min(start + self.query_chunk_size, starts[row + 1])
                 last = length - (starts[row + 1] - stop) - 1  # index of the last query
                 position = last - (stop - start) + 1  # index of the first query
-                see_until = None if metadata.see_until is None else metadata.see_until[start:stop]
+                see_until = None if seen is None else seen[start:stop]
                 end = 1 + (last if see_until is None else int(see_until.max()))
                 first = 0 if spec.window is None else max(0, position - spec.window + 1)
                 blocks = metadata.block_tables[row, first // block_size : -(-end // block_size)]
-                seen = slice(first % block_size, first % block_size + end - first)
-                key, value = gather(kv_cache, layer, blocks, query.dtype)[..., seen, :]
+                places = slice(first % block_size, first % block_size + end - first)
+                key, value = gather(kv_cache, layer, blocks, query.dtype)[..., places, :]
                 mask = None
                 if stop - start > 1:
                     mask = mask_of(range(position, last + 1), range(first, end), spec.window, see_until, query.device)

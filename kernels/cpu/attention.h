@@ -46,7 +46,9 @@ INLINE int64_t partial_floats(int64_t head_dim) { return 16 + round_up(head_dim,
 /* Returns the end of the keys that the task's token `index` attends to. */
 INLINE int64_t seen_end(const AttentionPlan *plan, const AttentionTask *task, int64_t index) {
     const int32_t *see_until = plan->rows.see_until;
-    return 1 + (see_until == NULL ? task->position + index : see_until[task->token + index]);
+    int64_t own = task->position + index, last = see_until == NULL ? own : see_until[task->token + index];
+    if (plan->rows.are_windows_two_sided && plan->window) last = min64(last, own + plan->window - 1);
+    return 1 + last;
 }
 
 /* Whether prefill.c computes so many tokens of a prefill row, else attention.c. */

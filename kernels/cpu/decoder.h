@@ -27,6 +27,7 @@ typedef struct {
     float mlp_output_scale;
     Norm input_norm, mixer_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
     int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
+    int32_t is_post_norm; /* output norms are of the sums, with which the stream continues */
     Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
     Norm cross_norm;
     Scoring cross_scoring;
@@ -42,7 +43,9 @@ typedef struct {
     const element *table; /* else as [vocabulary][hidden_size] */
     int64_t num_ids;
     const element *learned_positions; /* [positions][hidden_size]: added to the embedding; or NULL */
-    const Linear *head;
+    const element *token_types; /* [types][hidden_size]: added to the embedding; or NULL */
+    Norm embedding_norm; /* of the sum; of kind NO_NORM if there is none */
+    const Linear *head; /* or NULL: no token gets logits */
     int32_t is_batch_invariant; /* see make_attention_plan */
 } Decoder;
 
@@ -80,6 +83,7 @@ typedef struct {
     const LowRank *const *embedding_updates; /* or NULL */
     const Media *media; /* or NULL */
     const float *cos_sin; /* [num_tokens][num_rotated]: by positions 0, 1, …, in place of the layers'; or NULL */
+    const int32_t *token_types; /* [num_tokens]: rows of the decoder's token_types; NULL: all 0 */
     const StepRows *cross; /* of cross attention; NULL: the layers leave it out */
 } Step;
 
@@ -88,7 +92,8 @@ typedef struct {
 /* out: the table's rows of the step's tokens. */
 void embed_tokens(const Decoder *d, const Step *step, const Rows *out, Team *team);
 
-/* Scales the embeddings and adds those of the positions, in a stage of its own. rows: [num_tokens][hidden_size]. */
+/* Scales the embeddings, adds those of positions and types and normalizes the sums, in a stage of its own. rows:
+ * [num_tokens][hidden_size]. */
 void place_embeddings(const Decoder *d, const Step *step, element *rows, Team *team);
 
 /* Replaces the rows of media's tokens in the stream, or adds to them, in a stage of its own. */

@@ -28,13 +28,17 @@ void place_embeddings(const Decoder *d, const Step *step, element *rows, Team *t
     for (Range range; take_share(team, step->num_tokens, &range); finish_share(team, step->num_tokens))
         for (int64_t token = range.start; token < range.stop; token++) {
             element *row = rows + token * d->hidden_size;
-            const element *learned = d->learned_positions;
+            const element *learned = d->learned_positions, *type = d->token_types;
             if (learned != NULL) learned += step->positions[token] * d->hidden_size;
+            if (type != NULL && step->token_types != NULL) type += step->token_types[token] * d->hidden_size;
             for (int64_t i = 0; i < d->hidden_size; i += 16) {
                 Mask mask = lanes(d->hidden_size - i);
                 Floats v = multiply16(load16(row + i, mask), fill16(d->embedding_scale));
-                store16(row + i, mask, learned != NULL ? add16(v, load16(learned + i, mask)) : v);
+                if (learned != NULL) v = add16(v, load16(learned + i, mask));
+                if (type != NULL) v = add16(v, load16(type + i, mask));
+                store16(row + i, mask, v);
             }
+            if (d->embedding_norm.kind) normalize_row(row, &d->embedding_norm, d->hidden_size);
         }
     end_stage(team);
 }

@@ -92,13 +92,13 @@ class CpuDecoder:
         self._library = library
         self._weights = weights
         self._dtype = dtype
-        self._hidden_size = weights.head.in_features
+        self._hidden_size = _hidden_size_of(weights)
         attending = [each.attention for each in weights.layers if each.attention is not None]
         tables = [weights.positions, *(each.rotary.cos_sin for each in attending)]
         self._num_positions = min((len(table) for table in tables if table is not None), default=MAX_POSITIONS)
         mlps = [each.mlp for each in weights.layers]
         places = {(each.group, each.cache_layer) for each in attending}
-        assert len(places) == len(attending), "two layers have the same place in the cache"
+        assert weights.shares_cache or len(places) == len(attending), "two layers have the same place in the cache"
         self._experts = [experts_struct(mlp) if isinstance(mlp, ExpertsWeights) else None for mlp in mlps]
         self._mixers = [None if each.state is None else MixerStruct(each.state) for each in weights.layers]
         self._layers = (c.Layer * len(mlps))(*map(layer_struct, weights.layers, self._experts, self._mixers))
@@ -108,7 +108,7 @@ class CpuDecoder:
         self._places, self._states = Places(), StepStates()
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
-        self._logits = torch.empty((0, weights.head.out_features))
+        self._logits = torch.empty((0, 0 if weights.head is None else weights.head.out_features))
         self._outputs = self._hidden, self._logits  # views of the last call's shapes, which the next often repeats
 
     def __call__(
@@ -119,6 +119,7 @@ class CpuDecoder:
         media: StepMedia | None = None,
         cross: AttentionMetadata | None = None,
         states: StateGroup | None = None,
+        token_types: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         metadata = groups[0].metadata
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
@@ -141,6 +142,9 @@ class CpuDecoder:
         given = None if media is None else _Given(media, self._dtype)
         if given is not None:
             step.media = addressof(given.struct)
+        if token_types is not None:
+            assert token_types.dtype == torch.int32 and token_types.is_contiguous()
+            step.token_types = token_types.data_ptr()
         if states is not None:
             step.states = self._states.of(states, num_tokens)
         across = None if cross is None else c.step_rows(cross)
@@ -176,8 +180,7 @@ class CpuDecoder:
         self._outputs = self._hidden[:num_tokens], self._logits[:num_logits]
 
     def _describe(self, weights: DecoderWeights, is_batch_invariant: bool) -> Structure:
-        table, positions = weights.table, weights.positions
-        assert positions is None or positions.is_contiguous()
+        table = weights.table
         return c.Decoder(
             layers=addressof(self._layers),
             num_layers=len(weights.layers),
@@ -194,10 +197,25 @@ class CpuDecoder:
             stored_table=addressof(table.struct) if isinstance(table, CpuTable) else None,
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
-            learned_positions=None if positions is None else positions.data_ptr(),
-            head=addressof(linear_struct(weights.head)),
+            learned_positions=_address(weights.positions),
+            token_types=_address(weights.token_types),
+            embedding_norm=norm_struct(weights.embedding_norm),
+            head=None if weights.head is None else addressof(linear_struct(weights.head)),
             is_batch_invariant=is_batch_invariant,
         )
+
+
+def _hidden_size_of(weights: DecoderWeights) -> int:
+    table = weights.table
+    return table.shape[1] if isinstance(table, Tensor) else table.in_features
+
+
+def _address(table: Tensor | None) -> int | None:
+    """Return the address of a table of embeddings, for its struct."""
+    if table is None:
+        return None
+    assert table.is_contiguous()
+    return table.data_ptr()
 
 
 class _Given:
@@ -273,6 +291,7 @@ def layer_struct(
         mlp_norm=norm_struct(weights.mlp_norm),
         mlp_output_norm=norm_struct(weights.mlp_output_norm),
         is_parallel=weights.is_parallel,
+        is_post_norm=weights.is_post_norm,
     )
     if weights.attention is not None:
         layer.attention = attention_struct(weights.attention)

@@ -343,9 +343,10 @@ typedef struct {
     float factor;
 } Delta;
 
-/* out = norm(x) for rows [0, num_rows), after `delta` is added to x in place. A panel's padding becomes 0. */
-void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm, int64_t num_rows, int64_t num_columns,
-               const Rows *out, Team *team);
+/* out = norm(x) for rows [0, num_rows), after `delta` is added to x and, unless `behind` is NULL, x becomes behind(x), both
+ * in place. A panel's padding becomes 0. */
+void normalize(element *x, int64_t stride, const Delta *delta, const Norm *behind, const Norm *norm, int64_t num_rows,
+               int64_t num_columns, const Rows *out, Team *team);
 
 /* x = norm(x), a row of its own. */
 void normalize_row(element *x, const Norm *norm, int64_t num_columns);
@@ -424,6 +425,7 @@ typedef struct {
     int64_t num_rows;
     const int32_t *see_until; /* by token of the step: the last key that it attends to; NULL: its own */
     const int32_t *has_drafts; /* [num_rows]: not 0 for a known token and its drafts; NULL: there are none */
+    int32_t are_windows_two_sided; /* a window ends as far behind a token as it begins before it */
 } StepRows;
 
 /* A thread's share of the keys and values that the next attention reads: every `step`th block of the rows. A block's keys

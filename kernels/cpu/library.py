@@ -105,6 +105,7 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
         len(metadata.seq_lens_host),
         None if metadata.see_until is None else metadata.see_until.data_ptr(),
         None if metadata.has_drafts is None else metadata.has_drafts.data_ptr(),
+        metadata.are_windows_two_sided,
     )
 
 

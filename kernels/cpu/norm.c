@@ -82,13 +82,14 @@ void normalize_row(element *x, const Norm *norm, int64_t num_columns) {
     normalize_one(x, norm, num_columns, &out, 0);
 }
 
-void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm, int64_t num_rows, int64_t num_columns,
-               const Rows *out, Team *team) {
+void normalize(element *x, int64_t stride, const Delta *delta, const Norm *behind, const Norm *norm, int64_t num_rows,
+               int64_t num_columns, const Rows *out, Team *team) {
     for (Range range; take_share(team, num_rows, &range); finish_share(team, num_rows))
         for (int64_t row = range.start; row < range.stop; row++) {
             element *from = x + row * stride;
             if (delta->data != NULL)
                 add_delta(from, delta->data + row * delta->stride, &delta->norm, delta->factor, num_columns);
+            if (behind != NULL) normalize_row(from, behind, num_columns);
             normalize_one(from, norm, num_columns, out, row);
         }
 }

@@ -37,7 +37,7 @@ EXPORT void op_normalize(element *x, int64_t stride, const Delta *delta, const N
                          int64_t num_columns, element *out, int num_threads) {
     BEGIN_TEAM
     Rows rows = {out, num_columns, 0};
-    normalize(x, stride, delta, norm, num_rows, num_columns, &rows, team);
+    normalize(x, stride, delta, NULL, norm, num_rows, num_columns, &rows, team);
     END_TEAM
 }
 

@@ -7,7 +7,8 @@
  * query → attention → output, to keys and values that other calls have written.
  *
  * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
- * norm behind them are added by the norm that follows. In a parallel layer the MLP comes between heads and attention:
+ * norm behind them are added by the norm that follows. Norms of post-norm layers are of the sums: the next norm, or the
+ * copy in its place, first normalizes the residual stream itself. In a parallel layer the MLP comes between heads and attention:
  * both have read the stream before anything is added to it. An encoder's layer ends once all its rows have keys and
  * values, and begins before, in a step of other rows.
  */
@@ -70,8 +71,10 @@ static int64_t inner_lines(const Decoder *d) {
 }
 
 static bool has_output_norms(const Decoder *d) {
-    for (int64_t i = 0; i < d->num_layers; i++)
-        if (d->layers[i].mixer_output_norm.kind || d->layers[i].mlp_output_norm.kind) return true;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        const Layer *layer = &d->layers[i];
+        if (!layer->is_post_norm && (layer->mixer_output_norm.kind || layer->mlp_output_norm.kind)) return true;
+    }
     return false;
 }
 
@@ -141,16 +144,18 @@ typedef struct {
     const Activations *a;
     const Rows *stream; /* the residual stream */
     Delta pending; /* an output that the next norm adds to the stream */
+    const Norm *behind; /* a norm that the next one first applies to the stream itself; or NULL */
     Team *team;
     AttentionPlan *cross_plan; /* or NULL */
     Upcoming *upcoming; /* or NULL: products do not prefetch the next layer's keys and values */
 } Run;
 
-/* out = norm(stream) after the pending output is added. */
+/* out = norm(stream) after the pending output is added, and the pending norm applied. */
 static void normalize_stream(Run *run, const Norm *norm, const Rows *out) {
     int64_t hidden = run->decoder->hidden_size;
-    normalize(run->stream->data, hidden, &run->pending, norm, run->step->num_tokens, hidden, out, run->team);
+    normalize(run->stream->data, hidden, &run->pending, run->behind, norm, run->step->num_tokens, hidden, out, run->team);
     run->pending.data = NULL;
+    run->behind = NULL;
     end_stage(run->team);
 }
 
@@ -177,12 +182,13 @@ static Rows attended_of(const Run *run, const Linear *output) {
 }
 
 /* Returns the output that adds `scale` times itself to the stream, or leaves it to the next norm if a norm comes between
- * them; then scale is 1. */
-static Output to_stream(Run *run, const Norm *norm, float scale) {
+ * them; then scale is 1. A norm of the sum is left to the next norm, too. */
+static Output to_stream(Run *run, const Layer *layer, const Norm *norm, float scale) {
     float factor = run->decoder->residual_scale * scale;
     int64_t hidden = run->decoder->hidden_size;
     if (run->pending.data != NULL) return (Output){ADD, {run->a->delta, hidden, 0}, 1}; /* the layer's other mixer's */
-    if (!norm->kind) return (Output){ADD, *run->stream, factor};
+    if (layer->is_post_norm && norm->kind) run->behind = norm;
+    if (layer->is_post_norm || !norm->kind) return (Output){ADD, *run->stream, factor};
     run->pending = (Delta){run->a->delta, hidden, *norm, factor};
     return (Output){STORE, {run->a->delta, hidden, 0}, 0};
 }
@@ -270,7 +276,7 @@ static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
     const Layer *layer = &run->decoder->layers[index];
     const Attention *own = &layer->attention;
     foresee(run, index + 1);
-    Output out = to_stream(run, &layer->mixer_output_norm, own->output_scale);
+    Output out = to_stream(run, layer, &layer->mixer_output_norm, own->output_scale);
     attend_and_project(run, index, plan, &own->scoring, own->has_gates, &own->output, &out);
 }
 
@@ -282,14 +288,14 @@ static void run_mixer(Run *run, int64_t index) {
     Rows x = scaled_input(run, mixer->input_scale), panel = attended_of(run, &mixer->output);
     mix_states(mixer, &x, step->num_tokens, step->states, run->a->mixer, &panel, step->adapted, run->team);
     foresee(run, index + 1);
-    Output out = to_stream(run, &layer->mixer_output_norm, mixer->output_scale);
+    Output out = to_stream(run, layer, &layer->mixer_output_norm, mixer->output_scale);
     multiply(run, &mixer->output, &panel, &out);
 }
 
 static void attend_across(Run *run, int64_t index) {
     const Layer *layer = &run->decoder->layers[index];
     normalize_stream(run, &layer->cross_norm, &run->a->normed);
-    Output to_query = {STORE, {run->a->qkv, run->a->qkv_width, 0}, 0}, out = to_stream(run, &no_norm, 1);
+    Output to_query = {STORE, {run->a->qkv, run->a->qkv_width, 0}, 0}, out = to_stream(run, layer, &no_norm, 1);
     multiply(run, &layer->cross_query, &run->a->normed, &to_query);
     attend_and_project(run, index, run->cross_plan, &layer->cross_scoring, false, &layer->cross_output,
                        &out);
@@ -318,7 +324,7 @@ static void run_mlp(Run *run, const Layer *layer) {
     const Rows *x = &run->a->normed;
     int64_t num_tokens = run->step->num_tokens;
     Rows inner = {run->a->inner, layer->down.num_lines * LINE, num_tokens};
-    Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm, layer->mlp_output_scale);
+    Output to_inner = {STORE, inner, 0}, out = to_stream(run, layer, &layer->mlp_output_norm, layer->mlp_output_scale);
     if (layer->experts != NULL) {
         mix_experts(layer->experts, x, num_tokens, NULL, run->a->experts, &out, run->step->adapted, run->team);
         return;
@@ -417,10 +423,10 @@ EXPORT void layer_step(const Decoder *d, const Step *step, AttentionPlan *plan, 
     Activations activations = lay_out(d, scratch, step->num_tokens);
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
-    Run run = {d, step, &activations, &stream, {0}, team, NULL, NULL};
+    Run run = {d, step, &activations, &stream, {0}, NULL, team, NULL, NULL};
     begin_layer(&run, 0);
     end_layer(&run, 0, plan);
-    if (run.pending.data != NULL) normalize_stream(&run, &no_norm, &activations.normed);
+    if (run.pending.data != NULL || run.behind != NULL) normalize_stream(&run, &no_norm, &activations.normed);
     END_TEAM
 }
 
@@ -434,10 +440,16 @@ EXPORT void encoder_step(const Decoder *d, const Step *step, int64_t index, Atte
     activations.qkv = heads;
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
-    Run run = {d, step, &activations, &stream, {0}, team, NULL, NULL};
+    Run run = {d, step, &activations, &stream, {0}, NULL, team, NULL, NULL};
     if (index >= 0) end_layer(&run, index, plan);
     if (index + 1 < d->num_layers) begin_layer(&run, index + 1);
     END_TEAM
+}
+
+/* Returns whether embeddings of tokens are not the residual stream yet. */
+static bool has_places(const Decoder *d) {
+    bool has_sum = d->learned_positions != NULL || d->token_types != NULL;
+    return has_sum || d->embedding_scale != 1 || d->embedding_norm.kind;
 }
 
 /* Returns 0, or -1 without memory. */
@@ -456,7 +468,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         const Media *media = step->media;
         BEGIN_TEAM
         Upcoming upcoming;
-        Run run = {d, step, &activations, &stream, {0}, team, cross_plan, &upcoming};
+        Run run = {d, step, &activations, &stream, {0}, NULL, team, cross_plan, &upcoming};
         foresee(&run, 0);
         embed_tokens(d, step, &stream, team);
         end_stage(team);
@@ -464,7 +476,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
             embed_updates(step->embedding_updates, step->adapted, step->token_ids, 0, d->hidden_size, &stream, team);
             end_stage(team);
         }
-        if (d->embedding_scale != 1 || d->learned_positions != NULL) place_embeddings(d, step, stream.data, team);
+        if (has_places(d)) place_embeddings(d, step, stream.data, team);
         if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             const Layer *layer = &d->layers[i];

@@ -148,6 +148,7 @@ def prefill_attention(
     """
     _, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[3:5]
+    see_until = metadata.seen_through(spec.window)
     prefill_kernel[(num_kv_heads * tiles.shape[0],)](
         query,
         *cache_arguments(kv_cache, layer),
@@ -156,7 +157,7 @@ def prefill_attention(
         metadata.query_starts,
         tiles,
         query if spec.sinks is None else spec.sinks,
-        metadata.seq_lens if metadata.see_until is None else metadata.see_until,
+        metadata.seq_lens if see_until is None else see_until,
         output,
         *score_arguments(spec),
         spec.window or 0,
@@ -172,7 +173,7 @@ def prefill_attention(
         HAS_WINDOW=spec.window is not None,
         HAS_SOFTCAP=spec.softcap != 0.0,
         HAS_SINKS=spec.sinks is not None,
-        HAS_SPANS=metadata.see_until is not None,
+        HAS_SPANS=see_until is not None,
         LARGEST=largest_number(kv_cache),
         IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,
