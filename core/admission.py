@@ -30,6 +30,7 @@ class Admission:
         self._config, self._max_model_len = spec.config, spec.max_model_len
         self._has_state = spec.model.has_state  # then no blocks are shared, not even within a request
         self._max_tokens = spec.max_request_tokens
+        self._most_whole = spec.max_num_batched_tokens if spec.model.is_encoder else None  # tokens of a whole prompt
         self._encoder_cache_tokens = spec.encoder_cache_tokens
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
@@ -96,6 +97,11 @@ class Admission:
             raise RequestError(
                 f"{num_prompt} prompt tokens and max_tokens {max_tokens} do not fit max_model_len "
                 f"{self._max_model_len}: shorten the prompt or lower max_tokens"
+            )
+        if self._most_whole is not None and num_prompt > self._most_whole:
+            raise RequestError(
+                f"{num_prompt} prompt tokens are computed in one step, which has at most {self._most_whole}: shorten "
+                "the prompt or raise --max-num-batched-tokens"
             )
         if num_needed > self._kv_cache.num_usable_blocks:
             raise RequestError(

@@ -121,7 +121,8 @@ class CoreProcess:
         spec = self._spec
         record = None
         if spec.config.enable_prefix_caching and not spec.shares_prefixes:
-            logger.info("prefix caching is off: layers of %s keep states", spec.model.architecture)
+            why = "tokens of %s see those behind them" if spec.model.is_encoder else "layers of %s keep states"
+            logger.info(f"prefix caching is off: {why}", spec.model.architecture)
         if spec.shares_prefixes:
             record = BlockRecord(spec.own_file("blocks"), message.pool.all_blocks, self._generation)
         self._engine = EngineCore(

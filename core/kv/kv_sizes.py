@@ -35,6 +35,11 @@ class KVSizes(NamedTuple):
         """The number of the group of layers with a state, if there is one."""
         return next((number for number, group in enumerate(self.groups) if group.is_state), None)
 
+    @property
+    def is_of_step(self) -> bool:
+        """Whether requests hold no blocks, see KVGroup."""
+        return self.groups[0].is_of_step
+
     def held(self, num_tokens: int) -> list[int]:
         """Return the most blocks of each group that a request of `num_tokens` holds at a time."""
         return num_held(self.groups, num_tokens, self.step_tokens, self.block_size)
@@ -43,7 +48,7 @@ class KVSizes(NamedTuple):
         """Return how many blocks of each group are left to so many running rows for the next step: one for each, and of
         states one for each that reaches the end of a block, if all of them are computed evenly. A row without one
         leaves no snapshot."""
-        counts = [num_rows] * len(self.groups)
+        counts = [0 if group.is_of_step else num_rows for group in self.groups]
         if self.groups[-1].is_state:
             counts[-1] = -(-num_rows // self.block_size)
         return counts

@@ -98,7 +98,7 @@ class KVCacheManager:
         request that skips the cache reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.needs_all_states:
             return 0
-        if request.params.skip_reading_prefix_cache and request.cache_root is None:
+        if self.sizes.is_of_step or (request.params.skip_reading_prefix_cache and request.cache_root is None):
             return 0
         return (min(request.num_tokens, request.num_prompt_logprobs) - 1) // self.block_size
 

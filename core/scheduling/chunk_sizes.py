@@ -20,10 +20,19 @@ class ChunkSizes:
         counts: Ids,
         max_num_batched_tokens: int,
         most: int,
+        *,
+        are_whole: bool,
     ) -> None:
-        """most: largest number of tokens of a prompt in a step while other requests run or wait."""
+        """most: largest number of tokens of a prompt in a step while other requests run or wait. are_whole: each prompt
+        is computed in one step."""
         self._rows, self._waiting, self._features, self._counts = rows, waiting, features, counts
-        self._budget, self._most = max_num_batched_tokens, most
+        self._budget = max_num_batched_tokens
+        self._most = max_num_batched_tokens if are_whole else most
+        self._are_whole = are_whole
+
+    def has_room(self, request: Request, budget: int) -> bool:
+        """Return whether a request may begin in a step with so many tokens left."""
+        return not self._are_whole or request.num_tokens <= budget
 
     def of(self, request: Request, ahead: int, budget: int) -> int:
         """Return how many of the next `ahead` tokens of a running request this step computes, if `budget` tokens are

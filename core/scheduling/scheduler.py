@@ -74,7 +74,13 @@ class Scheduler:
         self.processor = ResultProcessor(self.rows, self._delta, self._release, self.batches.drafting.on_verified)
         max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self._chunks = ChunkSizes(
-            self.rows, self.waiting, self.features, self._counts, max_num_batched_tokens, max_chunk
+            self.rows,
+            self.waiting,
+            self.features,
+            self._counts,
+            max_num_batched_tokens,
+            max_chunk,
+            are_whole=kv_cache.sizes.is_of_step,
         )
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -322,6 +328,8 @@ class Scheduler:
     def _admit(self, request: Request, budget: int) -> int | None:
         """Move a waiting request to a row; return the number of its tokens in this step, or None if it does not fit or
         its blocks are to be loaded first."""
+        if not self._chunks.has_room(request, budget):
+            return None
         computed = self.kv_cache.get_computed_blocks(request)
         if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # each running row may need a block
             return None
@@ -395,7 +403,7 @@ class Scheduler:
         """Raise AssertionError unless pool, tables and columns agree."""
         running = self.rows.requests()
         self.kv_cache.check_invariants({request: self.rows.first_token(request.row) for request in running})
-        self.rows.check_invariants()
+        self.rows.check_invariants(hold_blocks=not self.kv_cache.sizes.is_of_step)
         if self._growth.states is not None:
             self._growth.states.check_invariants()
         for feature in self.features.in_order:

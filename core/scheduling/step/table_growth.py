@@ -28,7 +28,9 @@ class TableGrowth:
         # Extends the tables of a running request to hold a number of tokens, up to which the step that is being made
         # computes it; False if too few blocks are free. Blocks behind all windows leave the tables first.
         self.grow: Callable[[Request, int], bool] = self._grow_tables
-        if self.states is not None:
+        if kv_cache.sizes.is_of_step:
+            self.grow = lambda request, num_tokens: True
+        elif self.states is not None:
             self.grow = partial(self._grow_with_state, self.states)
         elif len(kv_cache.groups) == 1 and kv_cache.sizes.are_full:
             self.grow = self._grow_table

@@ -165,8 +165,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether requests share the KV blocks of equal prefixes; False if layers also keep a recurrent state."""
-        return self.config.enable_prefix_caching and not self.model.has_state
+        """Whether requests share the KV blocks of equal prefixes; False if layers also keep a recurrent state, or if
+        tokens see those behind them."""
+        return self.config.enable_prefix_caching and not (self.model.has_state or self.model.is_encoder)
 
     @property
     def uses_tiers(self) -> bool:
@@ -182,8 +183,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def max_num_batched_tokens(self) -> int:
         """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
         needs only a few hundred tokens for full throughput; more would only delay other requests. If the tokens of an
-        image attend to later ones, the budget is enough for the largest image and a token of each other request."""
+        image attend to later ones, the budget is enough for the largest image and a token of each other request. An
+        encoder, whose prompts are computed as a whole, has room for the longest by default."""
         default = 512 if self.device == "cpu" else 2048
+        if self.model.is_encoder:
+            default = max(2048, self.max_model_len)
         budget = self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
         is_bidirectional = self.model.encoder is not None and self.model.encoder.is_bidirectional
         return max(budget, self.max_item_embeds + self.config.max_num_seqs) if is_bidirectional else budget
@@ -204,6 +208,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Most prompt tokens × n of one request: a quarter of the queue or, if more, max_model_len (cut to the
         queue)."""
         return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))
+
+    @property
+    def max_step_blocks(self) -> int:
+        """The most KV blocks of an encoder's step, whose prompts begin in blocks of their own."""
+        budget, size = self.max_num_batched_tokens, self.config.block_size
+        return -(-budget // size) + min(self.config.max_num_seqs, budget)
 
     @property
     def max_blocks_per_row(self) -> int:

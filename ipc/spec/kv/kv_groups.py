@@ -2,7 +2,8 @@
 
 Layers are grouped by the tokens that they see and by the shape of their keys and values. So the keys behind a window
 can be freed while layers without one keep theirs. All layers with a state are one more group, the last: a block of it
-has their state after the last token of the block. Knows sizes alone: where blocks lie is said by PoolShape.
+has their state after the last token of the block. The layers of an encoder are one group, without block tables: what
+they write is read in the same step alone. Knows sizes alone: where blocks lie is said by PoolShape.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class KVGroup(msgspec.Struct, frozen=True):
     num_kv_heads: int  # of the model, not of a rank
     head_dim: int
     is_state: bool = False
+    is_of_step: bool = False  # requests hold no blocks; each step uses the pool from its start
 
     @property
     def is_full(self) -> bool:
@@ -48,6 +50,8 @@ class KVGroup(msgspec.Struct, frozen=True):
         the one before while it crosses a boundary. step_tokens: its tokens in one step, and those that steps in flight
         sample."""
         num_blocks = -(-num_tokens // block_size)
+        if self.is_of_step:
+            return 0
         if self.is_state:
             return min(2, num_blocks)
         if self.window is None:
@@ -57,8 +61,8 @@ class KVGroup(msgspec.Struct, frozen=True):
 
 def is_grouped(model: ModelConfig) -> bool:
     """Return whether the layers of a model are divided into groups. They are not if all layers have to share their
-    tables: those of transformers, and those with cross attention."""
-    return model.implementation == "native" and model.cross is None
+    tables: those of transformers, those with cross attention, and those of encoders."""
+    return model.implementation == "native" and model.cross is None and not model.is_encoder
 
 
 def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> list[KVGroup]:
@@ -74,7 +78,8 @@ def kv_groups(model: ModelConfig, max_model_len: int, *, is_grouped: bool) -> li
         return states
     if not is_grouped or not own:
         widest = max(shapes.values(), key=lambda each: each.num_kv_heads * each.head_dim, default=model)
-        return [KVGroup(None, tuple(own), widest.num_kv_heads, widest.head_dim), *states]
+        whole = KVGroup(None, tuple(own), widest.num_kv_heads, widest.head_dim, is_of_step=model.is_encoder)
+        return [whole, *states]
     layers_by_kind: dict[tuple[int, int, int], list[int]] = {}
     for layer in own:
         window = min(model.layers[layer].window or max_model_len, max_model_len)

@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of a decoder, in the same fields for every family.
+"""ModelConfig: the shape of a decoder or of an encoder of text, in the same fields for every family.
 
 The supervisor reads it once from config.json (`model_file.py`) and sends it to every process. A further family needs a
 line in `families.py`; a further kind of layer needs a field here.
@@ -208,6 +208,8 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
 
     embedding: str = "model.embed_tokens"
     positions: str = "model.embed_positions"  # table of learned positions
+    token_types: str = "model.token_type_embeddings"
+    embedding_norm: str = "model.embedding_norm"
     layers: str = "model.layers"
     norm: str = "model.norm"
     head: str = "lm_head"
@@ -259,7 +261,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a decoder; sizes count elements."""
+    """The shape of a decoder or of an encoder of text; sizes count elements."""
 
     architecture: str
     implementation: Literal["native", "transformers"] = "native"  # whose code runs the layers
@@ -276,6 +278,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ropes: list[RopeConfig]
     norm: NormConfig
     is_parallel: bool = False  # attention and MLP read the same stream, and both are added to it
+    is_post_norm: bool = False  # output norms are of the sum with the residual stream, which continues from them
+    embedding_norm: NormConfig | None = None  # of the sum of a token's embeddings
     head_norms: HeadNormsConfig | None = None
     value_norm: NormConfig | None = None  # norm of each value head, without weight and bias
     has_layer_scale: bool = False  # each layer multiplies the residual stream by a parameter
@@ -296,6 +300,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     num_learned_positions: int = 0  # rows of a table of position embeddings; 0: none
+    first_position: int = 0  # the row in it of a request's first token
+    num_token_types: int = 0  # rows of a table of embeddings of token types; 0: none
     has_qkv_bias: bool = False
     has_key_bias: bool = True  # False: with has_qkv_bias, only queries and values have a bias
     has_output_bias: bool = False
