@@ -183,8 +183,9 @@ class ModelLoader:
     @property
     def samples_on_device(self) -> bool:
         """Whether steps can sample on the device: it has kernels, and no layer keeps a state in the KV cache, whose
-        blocks the host chooses for each step."""
-        return self.has_device_kernels and self._spec.model.state is None
+        blocks the host chooses for each step. Nothing is sampled of an encoder."""
+        model = self._spec.model
+        return self.has_device_kernels and model.state is None and not model.is_encoder
 
     @property
     def has_graphs(self) -> bool:

@@ -148,7 +148,7 @@ class Worker:
             block_bytes=block_bytes_of(self._loader.kv_cache_specs(self._model), self._model.state_spec),
             blocks_per_row=self._spec.num_held(self._spec.max_model_len),
             max_num_seqs=self._spec.config.max_num_seqs,
-            num_blocks=self._spec.config.num_kv_blocks,
+            num_blocks=self._num_kv_blocks,
             num_bytes=self._spec.config.kv_cache_memory_bytes,
         )
         for_media = 0 if self._media is None else self._media.reserved_bytes
@@ -189,7 +189,10 @@ class Worker:
         specs, states = self._loader.kv_cache_specs(self._model), self._model.state_spec
         self._kv_pool = KVPool(specs, pool, self._device, states)
         has_states = states is not None
-        step = dummy_step([1], [1], self._spec.config.block_size, len(specs), has_states=has_states)
+        is_encoder = self._spec.model.is_encoder
+        step = dummy_step(
+            [1], [1], self._spec.config.block_size, len(specs), has_states=has_states, is_encoder=is_encoder
+        )
         run_dummy(self._model, step, self._kv_pool.caches, self._sampler, states=self._kv_pool.states)
         self.runner = self._make_runner(self._model, self._kv_pool)
         if self._device.type == "cpu":
@@ -222,6 +225,7 @@ class Worker:
             processors=self._processors,
             max_loras=self._max_loras,
             rules=self._spec.model.output_rules,
+            is_encoder=self._spec.model.is_encoder,
         )
         device_runner = None
         if self._loader.samples_on_device:
@@ -265,6 +269,13 @@ class Worker:
 
     def _load_media(self, model: Model) -> MediaRunner | None:
         return self._loader.load_media(self._folder, model, self._group)
+
+    @property
+    def _num_kv_blocks(self) -> int | None:
+        """The number of blocks of the KV pool, the null block included; None: what memory allows."""
+        if self._spec.model.is_encoder:
+            return 1 + self._spec.max_step_blocks
+        return self._spec.config.num_kv_blocks
 
     @property
     def _adapter_bytes(self) -> int:
@@ -333,7 +344,13 @@ class Worker:
         config = self._spec.config
         specs = self._loader.kv_cache_specs(model)
         has_states = model.state_spec is not None
-        steps = largest_steps(StepLimits.of(self._spec), config.block_size, len(specs), has_states=has_states)
+        steps = largest_steps(
+            StepLimits.of(self._spec),
+            config.block_size,
+            len(specs),
+            has_states=has_states,
+            is_encoder=self._spec.model.is_encoder,
+        )
         if config.enable_lora:
             steps = map(with_adapters, steps)
         null_blocks = [spec.allocate(1, self._device) for spec in specs]

@@ -115,7 +115,11 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
         spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
         spec = msgspec.structs.replace(spec, digest=_with_media(spec))
     if config.has_tiers and not spec.uses_tiers:
-        why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
+        why = "prefix caching is off"
+        if model.has_state:
+            why = f"layers of {model.architecture} keep states"
+        elif model.is_encoder:
+            why = f"{model.architecture} is an encoder, which keeps no keys"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
 

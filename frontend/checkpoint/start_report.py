@@ -53,7 +53,10 @@ class StartReport:
         """Announce the size of the KV pool, and of the arena if there are KV tiers."""
         pool, size, groups = sizes.pool, spec.config.block_size, spec.kv_groups
         length = spec.fitted_model_len(pool)
-        if len(groups) == 1:
+        if groups[0].is_of_step:
+            room = f"{spec.max_num_batched_tokens} tokens of one step"
+            text = f"{room}, {gib(pool.num_bytes)} per rank on {measured.device}"
+        elif len(groups) == 1:
             room = f"{pool.num_usable} blocks of {size} = {pool.num_usable * size} tokens"
             memory = f"{pool.num_bytes / 2**20:.0f} MiB per rank on {measured.device}"
             text = f"{room}, {memory}"

@@ -18,7 +18,7 @@ from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import NATIVE, load_model_config
 from tokenloom.scripts.bench.inputs.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
-from . import families, family_checkpoints, whisper_checkpoints
+from . import families, family_checkpoints, text_encoders, whisper_checkpoints
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 ENCODER_DECODERS = ("whisper",)
@@ -33,6 +33,8 @@ def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
         return whisper_checkpoints.whisper_config(**fields)
     if family in families.CONFIGS:
         return _replaced(families.CONFIGS[family], fields)
+    if family in text_encoders.CONFIGS:
+        return _replaced(text_encoders.CONFIGS[family], fields)
     config = {**CONFIGS[f"tiny-{family}"], **fields}
     resized = {"hidden_size", "num_attention_heads"} & fields.keys()
     if resized and "head_dim" not in fields:
@@ -68,7 +70,8 @@ def tiny_checkpoint(
     """Write a checkpoint with `tiny_config(family, **fields)` into `folder` and return it."""
     if family in ENCODER_DECODERS:
         return whisper_checkpoints.whisper_checkpoint(folder, getattr(torch, dtype), seed, **fields)
-    write = family_checkpoints.write_family if family in families.CONFIGS else write_checkpoint
+    is_theirs = family in families.CONFIGS or family in text_encoders.CONFIGS
+    write = family_checkpoints.write_family if is_theirs else write_checkpoint
     return write(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)
 
 

@@ -1,8 +1,9 @@
-"""DecoderModel: the decoder of all native families, driven by the fields of ModelConfig.
+"""DecoderModel: the layers of all native families, driven by the fields of ModelConfig.
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
-Between attention and MLP, layers may have cross attention to the rows of an encoder.
+Between attention and MLP, layers may have cross attention to the rows of an encoder. An encoder of text has the same
+layers, whose tokens see all others, and no head.
 
 Knows the order of the layers; knows no family, no kernels and no requests.
 """
@@ -23,6 +24,7 @@ from ...kernels.contract import (
     CrossStep,
     DecoderWeights,
     FusedDecoder,
+    Norm,
     PackedLinear,
     Rotary,
 )
@@ -48,11 +50,13 @@ class DecoderModel:
         self._first_id = self._group.shard_vocab(config.vocab_size).start
         scale = torch.tensor(config.embedding_scale, dtype=loader.checkpoint.dtype)
         self._embedding_scale = scale.item()  # rounded to the dtype
-        self._positions: Tensor | None = None
-        if config.num_learned_positions:
-            shape = (config.num_learned_positions, config.hidden_size)
-            self._positions = loader.checkpoint.load(TensorSlice(f"{names.positions}.weight", shape))
-            loader.num_bytes += self._positions.nbytes
+        self._positions = loader.table(names.positions, config.num_learned_positions, config.hidden_size)
+        if self._positions is not None:
+            self._positions = self._positions[config.first_position :]
+        self._token_types = loader.table(names.token_types, config.num_token_types, config.hidden_size)
+        self._embedding_norm: Norm | None = None
+        if config.embedding_norm is not None:
+            self._embedding_norm = loader.norm(names.embedding_norm, config.hidden_size, config.embedding_norm)
         self._groups, places = groups, cache_places(config, groups)
         stateful = [layer for layer, own in enumerate(config.layers) if own.has_state]
         index_by_layer = {layer: index for index, layer in enumerate(stateful)}
@@ -68,18 +72,17 @@ class DecoderModel:
         if config.ropes and config.ropes[0].sections:
             axes = section_axes(config.ropes[0], config.ropes[0].rotary_dim or config.head_dim)
             self._axes = axes.to(loader.checkpoint.device)
-        self._norm = loader.norm(names.norm, config.hidden_size, config.norm)
-        head_bias = self._load_head_bias(loader) if config.has_head_bias else None
-        is_tied = config.tie_word_embeddings
-        head = names.embedding if is_tied else names.head
-        self._head = loader.pack_head(head, config.vocab_size, config.hidden_size, head_bias)
-        self._table: Tensor | PackedLinear = self._head  # the embedding; the packed head if they are tied
-        if not is_tied:
+        self._norm = loader.norm(names.norm, config.hidden_size, config.norm) if names.norm else None
+        self._head = None if config.is_encoder else self._load_head(loader)
+        self._table: Tensor | PackedLinear  # the embedding; the packed head if they are tied
+        if self._head is not None and config.tie_word_embeddings:
+            self._table = self._head
+        else:
             self._table = loader.embedding(names.embedding, config.vocab_size, config.hidden_size)
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # on this rank
         self.adapted = loader.adapted
-        if self.adapted is not None:
+        if self.adapted is not None and self._head is not None:
             shard = self._group.shard_vocab(config.vocab_size)
             self.adapted.add_vocabulary(self._table, self._head, config, shard)
         self._fused = self._fuse()
@@ -100,8 +103,15 @@ class DecoderModel:
         for group in [each for each in self._groups if not each.is_state]:
             shapes = [self._layers[layer].cache_shape for layer in group.layers]
             widest = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))  # fp8 adds bytes to each head
-            specs.append(KVCacheSpec(len(group.layers), *widest, block_size, dtype))
+            num_layers = 1 if self._config.is_encoder else len(group.layers)  # see cache_places
+            specs.append(KVCacheSpec(num_layers, *widest, block_size, dtype))
         return specs
+
+    def _load_head(self, loader: LayerLoader) -> PackedLinear:
+        config, names = self._config, self._config.names
+        bias = self._load_head_bias(loader) if config.has_head_bias else None
+        name = names.embedding if config.tie_word_embeddings else names.head
+        return loader.pack_head(name, config.vocab_size, config.hidden_size, bias)
 
     def _load_head_bias(self, loader: LayerLoader) -> Tensor:
         shard = self._group.shard_vocab(self._vocab_size)
@@ -127,6 +137,9 @@ class DecoderModel:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            token_types=self._token_types,
+            embedding_norm=self._embedding_norm,
+            shares_cache=config.is_encoder,
         )
         return self._ops.fuse_decoder(decoder)
 
@@ -140,7 +153,9 @@ class DecoderModel:
         self._begin_step(context)
         if self._fused is not None:
             cross = None if context.cross is None else context.cross.metadata
-            return self._fused(token_ids, logits_indices, context.groups, context.media, cross, context.states)
+            return self._fused(
+                token_ids, logits_indices, context.groups, context.media, cross, context.states, context.token_types
+            )
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
@@ -187,6 +202,10 @@ class DecoderModel:
             residual.index_copy_(0, media.tokens, media.embeds)
         if self._positions is not None:
             residual = residual + self._positions[context.metadata.positions]
+        if self._token_types is not None:
+            residual = residual + self._token_types[0 if context.token_types is None else context.token_types]
+        if self._embedding_norm is not None:
+            residual = self._ops.norm(residual, self._embedding_norm)
         hidden: Tensor | None = None
         for index, layer in enumerate(self._layers):
             hidden = layer(hidden, residual, context)
@@ -195,6 +214,8 @@ class DecoderModel:
                     residual.add_(hidden)
                 hidden = None
                 residual.index_add_(0, media.tokens, media.added[index])
+        if self._norm is None:
+            return residual if hidden is None else residual.add_(hidden)
         if hidden is None:
             return self._ops.norm(residual, self._norm)
         return self._ops.add_norm(hidden, residual, self._norm)
@@ -208,6 +229,7 @@ class DecoderModel:
             hidden = hidden[indices]
             if self.adapted is not None:
                 self.adapted.space.choose_tokens(indices)
+        assert self._head is not None, "an encoder has no logits"
         shard = self._ops.logits(hidden, self._head)
         scores = self._group.gather(shard)
         if scores is None:

@@ -46,7 +46,9 @@ class DecoderLayer:
         state; None: it has none."""
         names, prefix = config.names, f"{config.names.layers}.{layer}."
         self._ops = loader.ops
-        self._scale, self._is_parallel = config.residual_scale, config.is_parallel
+        self._scale = config.residual_scale
+        self._is_parallel = config.is_parallel
+        self._is_post_norm = config.is_post_norm
         self._attention = None if place is None else Attention(loader, prefix, config, layer, rotaries, place)
         self.state: StateMixer | None = None
         if state_index is not None and config.state is not None:
@@ -111,6 +113,7 @@ class DecoderLayer:
             mlp=None if self._mlp is None else self._mlp.weights,
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
+            is_post_norm=self._is_post_norm,
             cross=None if self.cross is None else self.cross.weights,
             state=state,
         )
@@ -126,6 +129,9 @@ class DecoderLayer:
         added already. hidden: the previous layer's output, which is added to `residual` in place; None: nothing."""
         if self._is_parallel:
             return self._run_parallel(hidden, residual, context)
+        if self._is_post_norm:
+            self._run_post_norm(residual, context)
+            return None
         if self._is_mixing:
             hidden = self._mix(hidden, residual, context)
         if self._mlp is None:
@@ -145,6 +151,15 @@ class DecoderLayer:
         mlp_input = normed if self._mlp_norm is None else self._ops.norm(residual, self._mlp_norm)
         assert self._attention is not None and self._mlp is not None and not isinstance(self._mlp, MixedMLP)
         return self._scaled(self._attention(normed, context) + self._mlp(mlp_input))
+
+    def _run_post_norm(self, residual: Tensor, context: StepContext) -> None:
+        """Run attention and MLP, and after each normalize the sum in `residual`, which has all earlier outputs."""
+        assert self._attention is not None and isinstance(self._mlp, MLP)
+        assert self._mixer_output_norm is not None and self._mlp_output_norm is not None
+        attended = self._scaled(self._attention(residual, context))
+        residual.copy_(self._ops.add_norm(attended, residual, self._mixer_output_norm))
+        output = self._scaled(self._mlp(residual))
+        residual.copy_(self._ops.add_norm(output, residual, self._mlp_output_norm))
 
     def _mix(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor:
         """Run what mixes the tokens. Return its output [T, hidden_size], which must be added to `residual`."""

@@ -89,8 +89,9 @@ def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:
     for root in [*names.roots, ""]:
         embedding = root + names.embedding.removeprefix(own)
         if f"{embedding}.weight" in checkpoint:
-            fields = ("embedding", "positions", "layers", "norm")
-            moved = {field: root + getattr(names, field).removeprefix(own) for field in fields}
+            fields = ("embedding", "positions", "token_types", "embedding_norm", "layers", "norm")
+            stated = {field: getattr(names, field) for field in fields}
+            moved = {field: root + name.removeprefix(own) for field, name in stated.items() if name}
             head = f"{root.removesuffix('model.')}{names.head}"
             head = head if f"{head}.weight" in checkpoint else names.head
             return msgspec.structs.replace(names, head=head, **moved)

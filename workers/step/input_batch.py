@@ -26,6 +26,7 @@ from .group_tables import NO_FREES, GroupTables
 from .state_blocks import StateBlocks
 from .step_inputs import ExpectedTokens, PromptSpan, StepInputs
 from .step_layout import SamplingMetadata, StepLayout
+from .step_tables import StepTables
 
 
 class InputBatch:
@@ -47,11 +48,17 @@ class InputBatch:
         rules: OutputRules | None = None,
         windows: Sequence[int | None] = (None,),
         num_state_blocks: int = 0,
+        *,
+        is_encoder: bool = False,
     ) -> None:
         """`num_blocks`, `windows`: of each KV group with keys and values, see GroupTables. `num_state_blocks`: of the
         group behind them, whose layers keep a state; 0: there is none. `processors` are the operator's own; rows select
-        them by index. `max_loras`: slots for adapters. `rules`: of the model, for all rows."""
-        self._tables = GroupTables(max_num_seqs, max_model_len, block_size, num_blocks, windows)
+        them by index. `max_loras`: slots for adapters. `rules`: of the model, for all rows. `is_encoder`: of text."""
+        self._tables: GroupTables | StepTables
+        if is_encoder:
+            self._tables = StepTables(max_num_seqs, max_model_len, block_size, num_blocks[0])
+        else:
+            self._tables = GroupTables(max_num_seqs, max_model_len, block_size, num_blocks, windows)
         self._states = StateBlocks(max_num_seqs, len(windows), num_state_blocks) if num_state_blocks else None
         # The last sampled token of the longest row is stored, too, though never computed.
         self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)

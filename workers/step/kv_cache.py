@@ -32,14 +32,17 @@ class CachePlace(NamedTuple):
 
 
 def cache_places(config: ModelConfig, groups: Sequence[KVGroup]) -> dict[int, CachePlace]:
-    """Return the place of each layer with attention; a layer that reads the keys of an earlier one has that one's."""
+    """Return the place of each layer with attention; a layer that reads the keys of an earlier one has that one's. All
+    layers of an encoder have one place: no later step reads what they write."""
     places: dict[int, CachePlace] = {}
     for group, each in enumerate(groups):
         if each.is_state:
             continue
         sizes = [config.at_layer(layer) for layer in each.layers]
         has_own_shape = len({(own.num_kv_heads, own.head_dim) for own in sizes}) > 1
-        places |= {layer: CachePlace(group, index, has_own_shape) for index, layer in enumerate(each.layers)}
+        indices = [0] * len(each.layers) if config.is_encoder else range(len(each.layers))
+        found = zip(each.layers, indices, strict=True)
+        places |= {layer: CachePlace(group, index, has_own_shape) for layer, index in found}
     attending = [(layer, own.kv_layer) for layer, own in enumerate(config.layers) if own.has_attention]
     return {layer: places[layer if owner is None else owner] for layer, owner in attending}
 

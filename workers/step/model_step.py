@@ -34,6 +34,7 @@ class StepContext:
     states: StateGroup | None = None  # of the group that keeps states; None: no layer keeps one in the pool
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
+    token_types: Tensor | None = None  # [T] int32; None: all 0
     media: StepMedia | None = None  # None: all embeddings are those of token ids
     cross: CrossStep | None = None  # None: layers leave cross attention out
 
@@ -88,11 +89,11 @@ def compute(
     inputs = decoder_of(inputs)
     arrays = (inputs.token_ids, inputs.sampled_tokens, *step_arrays(inputs))
     tensors = [torch.from_numpy(array) for array in arrays]
-    token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
     device = kv_caches[0].device
     if device.type != "cpu":
         tensors = [tensor.to(device) for tensor in tensors]
-        token_slots = None if token_slots is None else token_slots.to(device)
+    token_slots = on_device(inputs.token_slots, device)
+    token_types = on_device(inputs.token_types, device)
     token_ids, logits_indices, *rest = tensors
     rows = inputs.rows if keeps_state else None
     media, cross = media_of(inputs), cross_of(inputs)
@@ -101,10 +102,15 @@ def compute(
         states=state_group(inputs, states, rest),
         rows=rows,
         token_slots=token_slots,
+        token_types=token_types,
         media=media,
         cross=cross,
     )
     return model.forward_logits(token_ids, logits_indices, context)
+
+
+def on_device(array: I32 | None, device: torch.device) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array).to(device)
 
 
 def decoder_of(inputs: StepInputs) -> StepInputs:
@@ -148,6 +154,10 @@ def cache_groups(inputs: StepInputs, kv_caches: Sequence[Tensor], arrays: Sequen
     media = inputs.media
     seq_lens_host: list[int] = inputs.seq_lens.tolist()
     query_starts_host: list[int] = inputs.query_starts.tolist()
+    see_until = on_device(inputs.groups[0].see_until, positions.device)
+    is_encoder = see_until is not None
+    if media is not None:
+        see_until = media.see_until
     first = AttentionMetadata(
         positions=positions,
         slots=of_groups[0],
@@ -158,7 +168,8 @@ def cache_groups(inputs: StepInputs, kv_caches: Sequence[Tensor], arrays: Sequen
         query_starts_host=query_starts_host,
         seq_lens_host=seq_lens_host,
         cos_sin=None if media is None else media.cos_sin,
-        see_until=None if media is None else media.see_until,
+        see_until=see_until,
+        are_windows_two_sided=is_encoder,
         has_drafts=None if inputs.has_drafts is None else torch.from_numpy(inputs.has_drafts),
     )
     groups = [CacheGroup(kv_caches[0], first)]

@@ -32,40 +32,55 @@ class StepLimits(NamedTuple):
 
 
 def dummy_step(
-    counts: Sequence[int], seq_lens: Sequence[int], block_size: int, num_groups: int = 1, *, has_states: bool = False
+    counts: Sequence[int],
+    seq_lens: Sequence[int],
+    block_size: int,
+    num_groups: int = 1,
+    *,
+    has_states: bool = False,
+    is_encoder: bool = False,
 ) -> StepInputs:
-    """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample.
-    num_groups: KV groups with keys and values. has_states: layers keep a state."""
+    """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample, or
+    none of an encoder. num_groups: KV groups with keys and values. has_states: layers keep a state."""
     no_blocks = np.full(len(counts), -1, np.int32)
     num_tokens = sum(counts)
     query_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
     rows = np.arange(len(counts), dtype=np.int32)
     tables = np.zeros((len(counts), -(-max(seq_lens) // block_size)), np.int32)
+    num_sampled = 0 if is_encoder else len(counts)
+    see_until = np.repeat(np.array(seq_lens, np.int32) - 1, counts) if is_encoder else None
     return StepInputs(
         rows=rows,
         token_ids=np.zeros(num_tokens, np.int32),
         positions=np.concatenate(spans).astype(np.int64),
         query_starts=query_starts,
         seq_lens=np.array(seq_lens, np.int32),
-        groups=[GroupInputs(np.full(num_tokens, -1, np.int64), tables)] * num_groups,
+        groups=[GroupInputs(np.full(num_tokens, -1, np.int64), tables, see_until=see_until)] * num_groups,
         num_decode_rows=len(counts) if max(counts) == 1 else 0,
-        sampled_rows=rows,
-        sampled_positions=np.array(seq_lens, np.int64),
-        sampled_tokens=query_starts[1:].astype(np.int64) - 1,
+        sampled_rows=rows[:num_sampled],
+        sampled_positions=np.array(seq_lens, np.int64)[:num_sampled],
+        sampled_tokens=query_starts[1:][:num_sampled].astype(np.int64) - 1,
         states=StateInputs(query_starts, no_blocks, no_blocks) if has_states else None,
     )
 
 
 def largest_steps(
-    limits: StepLimits, block_size: int, num_groups: int = 1, *, has_states: bool = False
+    limits: StepLimits,
+    block_size: int,
+    num_groups: int = 1,
+    *,
+    has_states: bool = False,
+    is_encoder: bool = False,
 ) -> Iterator[StepInputs]:
     """Yield the two steps that need most memory: the last chunk of the longest prompt, and the most rows at once."""
     count = min(limits.max_num_tokens, limits.max_model_len)
-    yield dummy_step([count], [limits.max_model_len], block_size, num_groups, has_states=has_states)
+    length = count if is_encoder else limits.max_model_len
+    yield dummy_step([count], [length], block_size, num_groups, has_states=has_states, is_encoder=is_encoder)
     num_rows = min(limits.max_num_seqs, limits.max_num_tokens)
     count = min(limits.max_num_tokens // num_rows, limits.max_model_len)
-    yield dummy_step([count] * num_rows, [count] * num_rows, block_size, num_groups, has_states=has_states)
+    counts = [count] * num_rows
+    yield dummy_step(counts, counts, block_size, num_groups, has_states=has_states, is_encoder=is_encoder)
 
 
 def with_adapters(inputs: StepInputs) -> StepInputs:
@@ -89,7 +104,7 @@ def run_dummy(
     one; None: do neither.
     """
     _, logits = compute(model, inputs, kv_caches, states, keeps_state=False)
-    if sampler is not None:
+    if sampler is not None and len(inputs.sampled_rows):
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:
             columns.put(int(row), sampling or RowSampling())

@@ -16,6 +16,7 @@ class GroupInputs(NamedTuple):
     slots: I64  # [T] block_id * block_size + offset; −1: do not write
     block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block, and for freed blocks
     num_freed: I64 | None = None  # [n] freed blocks, with which each table begins; None: the group frees none
+    see_until: I32 | None = None  # [T] last index that a token of an encoder sees; None: its own
 
 
 class StateInputs(NamedTuple):
@@ -41,6 +42,7 @@ class StepInputs(NamedTuple):
     sampled_positions: I64  # [s] position of the token that each samples
     sampled_tokens: I64  # [s] index into the T tokens of the one before it
     token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
+    token_types: I32 | None = None  # [T] for an encoder; None: all 0
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
     drafts: I32 | None = None  # [s] the draft of each sample; NO_DRAFT: none; None: no row has any
     has_drafts: I32 | None = None  # [n] not 0 for a known token with drafts; None: no row has any

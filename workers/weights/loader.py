@@ -164,6 +164,14 @@ class LayerLoader:
         self.num_bytes += values.nbytes
         return values
 
+    def table(self, name: str, num_rows: int, hidden_size: int) -> Tensor | None:
+        """Load a small table of embeddings, which every rank has; None if it has no rows."""
+        if not num_rows:
+            return None
+        rows = self.checkpoint.load(TensorSlice(f"{name}.weight", (num_rows, hidden_size)))
+        self.num_bytes += rows.nbytes
+        return rows
+
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Tensor | PackedLinear:
         """Load this rank's rows of `name`.weight [vocab_size, hidden_size], padded with zeros. Rows of a GGUF file stay
         in their blocks if the kernels can look them up there."""

@@ -16,6 +16,7 @@ from ...errors import ConfigError
 from .audio_families import AUDIO_FAMILIES
 from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, NotNative, overridden, read_json, shown
+from .encoders.bert_kin import BERT_KIN
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
 from .gemma4_family import GEMMA4_FAMILIES
@@ -32,7 +33,7 @@ from .quantization_config import parse_quantization
 from .vision_families import VISION_FAMILIES
 
 HYBRIDS = DELTA_FAMILIES | CONV_FAMILIES | MAMBA_FAMILIES
-TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES | HYBRIDS
+TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES | HYBRIDS | BERT_KIN
 MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
 NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures with native layers
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of causal architectures
