@@ -14,6 +14,7 @@ from ..config_file import ConfigFile
 from ..families import ALL_BIASES
 from ..family_rules import Family, Rule, activation, layer_norm, layers_without_rope
 from ..model_config import NormConfig, TensorNames
+from ..pooling.pooling_config import PoolingConfig
 
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 BERT_NAMES = TensorNames(
@@ -84,6 +85,7 @@ ENCODER: Mapping[str, Rule] = {
     "num_learned_positions": table_rows,
     "num_token_types": token_types,
     "tie_word_embeddings": True,
+    "pooling": PoolingConfig(methods=["cls"]),
 }
 BERT_SHAPE = {
     "vocab_size": 30522,
