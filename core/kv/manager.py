@@ -37,6 +37,7 @@ class KVCacheManager:
         self.sizes = sizes
         self.groups = sizes.groups
         self.block_size = sizes.block_size
+        self.is_of_step = sizes.is_of_step
         observers: list[BlockObserver] = [] if record is None else [record]
         keys = [{} if record is None else record.key_by_block(group) for group in range(len(self.groups))]
         self.pools: Sequence[BlockPool]
@@ -98,7 +99,7 @@ class KVCacheManager:
         request that skips the cache reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.needs_all_states:
             return 0
-        if self.sizes.is_of_step or (request.params.skip_reading_prefix_cache and request.cache_root is None):
+        if self.is_of_step or (request.params.skip_reading_prefix_cache and request.cache_root is None):
             return 0
         return (min(request.num_tokens, request.num_prompt_logprobs) - 1) // self.block_size
 

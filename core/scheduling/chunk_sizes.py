@@ -23,11 +23,11 @@ class ChunkSizes:
         *,
         are_whole: bool,
     ) -> None:
-        """most: largest number of tokens of a prompt in a step while other requests run or wait. are_whole: each prompt
-        is computed in one step."""
+        """most: largest number of tokens of a prompt in a step while other requests run or wait; 0: a quarter of all.
+        are_whole: each prompt is computed in one step."""
         self._rows, self._waiting, self._features, self._counts = rows, waiting, features, counts
         self._budget = max_num_batched_tokens
-        self._most = max_num_batched_tokens if are_whole else most
+        self._most = max_num_batched_tokens if are_whole else most or max_num_batched_tokens // 4
         self._are_whole = are_whole
 
     def has_room(self, request: Request, budget: int) -> bool:

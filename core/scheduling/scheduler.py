@@ -72,15 +72,14 @@ class Scheduler:
         self._growth = TableGrowth(self.rows, kv_cache, self._delta)
         self.batches = Batches(self.rows, self._growth, self._counts, max_num_batched_tokens)
         self.processor = ResultProcessor(self.rows, self._delta, self._release, self.batches.drafting.on_verified)
-        max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self._chunks = ChunkSizes(
             self.rows,
             self.waiting,
             self.features,
             self._counts,
             max_num_batched_tokens,
-            max_chunk,
-            are_whole=kv_cache.sizes.is_of_step,
+            long_prefill_token_threshold,
+            are_whole=kv_cache.is_of_step,
         )
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -403,7 +402,7 @@ class Scheduler:
         """Raise AssertionError unless pool, tables and columns agree."""
         running = self.rows.requests()
         self.kv_cache.check_invariants({request: self.rows.first_token(request.row) for request in running})
-        self.rows.check_invariants(hold_blocks=not self.kv_cache.sizes.is_of_step)
+        self.rows.check_invariants(hold_blocks=not self.kv_cache.is_of_step)
         if self._growth.states is not None:
             self._growth.states.check_invariants()
         for feature in self.features.in_order:

@@ -65,6 +65,7 @@ class FusedLayer(PackedModule):
             ),
             mlp=MLPWeights(mlp.up, mlp.down.packed),
             is_parallel=recipe.is_parallel,
+            is_post_norm=False,
             cross=None,
             state=None,
             **recipe.found_norms(module),
