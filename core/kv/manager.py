@@ -340,6 +340,7 @@ class KVCacheManager:
         """Raise AssertionError unless pools and tables agree, and the tables have the blocks that running requests
         read. These may compute their tokens from the given ones on."""
         self.memory.check_invariants()
+        assert all(bool(request.num_blocks) != self.is_of_step for request in first_by_request), "blocks, or none"
         for group, pool in zip(self.groups, self.pools, strict=True):
             tables = [request.tables[pool.group] for request in first_by_request]
             pool.check_invariants([table.held for table in tables])

@@ -30,9 +30,9 @@ class ChunkSizes:
         self._most = max_num_batched_tokens if are_whole else most or max_num_batched_tokens // 4
         self._are_whole = are_whole
 
-    def has_room(self, request: Request, budget: int) -> bool:
-        """Return whether a request may begin in a step with so many tokens left."""
-        return not self._are_whole or request.num_tokens <= budget
+    def defers(self, request: Request, budget: int) -> bool:
+        """Return whether a request has to wait for a step with more than `budget` tokens left."""
+        return self._are_whole and request.num_tokens > budget
 
     def of(self, request: Request, ahead: int, budget: int) -> int:
         """Return how many of the next `ahead` tokens of a running request this step computes, if `budget` tokens are

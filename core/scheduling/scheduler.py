@@ -327,7 +327,7 @@ class Scheduler:
     def _admit(self, request: Request, budget: int) -> int | None:
         """Move a waiting request to a row; return the number of its tokens in this step, or None if it does not fit or
         its blocks are to be loaded first."""
-        if not self._chunks.has_room(request, budget):
+        if self._chunks.defers(request, budget):
             return None
         computed = self.kv_cache.get_computed_blocks(request)
         if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # each running row may need a block
@@ -402,7 +402,7 @@ class Scheduler:
         """Raise AssertionError unless pool, tables and columns agree."""
         running = self.rows.requests()
         self.kv_cache.check_invariants({request: self.rows.first_token(request.row) for request in running})
-        self.rows.check_invariants(hold_blocks=not self.kv_cache.is_of_step)
+        self.rows.check_invariants()
         if self._growth.states is not None:
             self._growth.states.check_invariants()
         for feature in self.features.in_order:

@@ -222,7 +222,7 @@ class Rows:
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_invariants(self, *, hold_blocks: bool = True) -> None:
+    def check_invariants(self) -> None:
         """Raise AssertionError unless the columns agree with the running requests and, if they hold blocks, their
         tables."""
         size = self.block_size
@@ -232,7 +232,7 @@ class Rows:
             num_sent = self.num_scheduled[row]
             num_spare = request.num_blocks - -(-num_sent // size)
             most_drafts = MAX_DRAFTS if self.most_left == 1 else 2 * MAX_DRAFTS + 1  # with known tokens before them
-            if hold_blocks:
+            if request.num_blocks:
                 assert 0 <= num_spare <= 2 - (-most_drafts // size), "blocks of drafts and rewound tokens"
             assert self.num_drafts[row] in (0, num_sent - self.num_tokens[row]), "drafts follow the last known token"
             assert self.num_tokens[row] < self.token_limit[row], "a full row must have finished"
