@@ -47,8 +47,7 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
 
 def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
     """Return the sampling defaults in `folder` (none for --generation-config vllm) with the overrides applied, of which
-    --default-max-tokens is one. Log it if they name no sampling, with which a small model answers badly.
-    ConfigError if a value is invalid, or an override has an unknown name."""
+    --default-max-tokens is one. ConfigError if a value is invalid, or an override has an unknown name."""
     file = folder / FILE
     shown_file = name_as_given(str(file), config.model, folder)
     reads_file = config.generation_config != "vllm"
@@ -67,14 +66,17 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
         known = ", ".join(NAMES)
         raise ConfigError(f"--override-generation-config has {', '.join(unknown)}: it may have {known}")
     longest = {} if config.default_max_tokens is None else {"max_tokens": config.default_max_tokens}
-    params |= longest | _params(given, "--override-generation-config")
+    return params | longest | _params(given, "--override-generation-config")
+
+
+def tell_missing_defaults(params: dict[str, int | float]) -> None:
+    """Log it if a model that generates names no sampling in its defaults, with which a small model answers badly."""
     if not names_sampling(params):
         logger.info(
             "the model names no sampling defaults: requests that name none have temperature 1, a person's chat %s; "
             "--override-generation-config sets others",
             ", ".join(f"{name} {value:g}" for name, value in FIRST_IMPRESSION.items()),
         )
-    return params
 
 
 def stored_sampling_params(folder: Path) -> dict[str, int | float]:

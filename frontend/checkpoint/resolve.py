@@ -35,7 +35,7 @@ from ...ipc.spec.config.weight_files import weight_paths
 from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.processors.processor import Processor, load_processor
 from ..listening.tls import new_ssl_context
-from .generation_config import default_sampling_params, generation_folder
+from .generation_config import default_sampling_params, generation_folder, tell_missing_defaults
 from .gguf.folder import add_tokenizer, skipped_layers
 from .given_name import default_name, name_as_given
 from .hub import DEMO_FOLDER as DEMO_FOLDER
@@ -88,6 +88,9 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
     check_adapter_options(config, model, names)
     tokenizer, max_model_len = _tokenizer_folder(config, folder, run_directory.path), _max_model_len(config, model)
     numbers = numbers_of(dtype, has_integer_products=has_integers)
+    sampling = default_sampling_params(config, generation)
+    if model.is_generative:
+        tell_missing_defaults(sampling)
     agents = _agents_address(config)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
@@ -100,7 +103,7 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
         served_model_name=names[0],
         model_aliases=names[1:],
         takes_any_name=ANY_NAME in given,
-        default_sampling_params=default_sampling_params(config, generation),
+        default_sampling_params=sampling,
         dtype=dtype,
         device=device,
         has_integer_products=has_integers,

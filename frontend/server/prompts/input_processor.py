@@ -187,6 +187,7 @@ class InputProcessor:
         if self.chat_template is None and source is not None and self._tokenizer is not None:
             return ChatTemplate("", self._tokenizer.special_tokens)
         if self.chat_template is None:
+            self._pooling.check_chats()
             raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
         return self.chat_template
 

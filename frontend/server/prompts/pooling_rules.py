@@ -31,6 +31,14 @@ class PoolingRules:
             + ", ".join(self.config.tasks)
         )
 
+    def check_chats(self) -> None:
+        """Raise RequestError if the model is an encoder, of which none has a chat template."""
+        if self._model.is_encoder:
+            raise RequestError(
+                f"this model ({self._model.architecture}) takes no chats, since it is an encoder: send texts, for "
+                + ", ".join(self.config.tasks)
+            )
+
     def resolve(self, pooling: PoolingParams, prompt: Prompt) -> PoolingParams:
         """Return the parameters with the model's own choices in place of None. RequestError if the model does not serve
         the task, or the task does not have a parameter that is given."""
