@@ -27,6 +27,7 @@ NUM_THREADS = 2  # that read and write contents
 OUTPUT_S = 30 * 86400  # life of a batch's output, unless its maker says otherwise
 PIECE_BYTES = 1 << 20  # that are written at a time
 _FIELDS = "id, owner, num_bytes, created_at, expires_at, filename, purpose"
+_DELETE = "DELETE FROM files WHERE id = ?"
 _LIVES = "(expires IS NULL OR expires > :now)"
 
 
@@ -94,18 +95,22 @@ class Files:
         left = await self._database.read(lambda database: self._num_left(database, owner, file_id))
         if left <= 0:
             raise self.exceeded()
-        part = await self.in_thread(PartFile, self._folder, file_id)
-        return FileWriter(self, part, owner, description, left)
+        return FileWriter(self, await self._begin(file_id), owner, description, left)
 
     async def create_output(self, owner: bytes, file_id: str, name: str, expires_s: int | None) -> FileWriter:
-        """Return the writer of a file of purpose batch_output, which the quota counts and does not refuse.
-        `expires_s`: its life; None: OUTPUT_S."""
-        part = await self.in_thread(PartFile, self._folder, file_id)
+        """Return the writer of a file of purpose batch_output, which the quota counts and does not refuse, in place of
+        one with this id. `expires_s`: its life; None: OUTPUT_S."""
         description = Description(name, "batch_output", OUTPUT_S if expires_s is None else expires_s)
-        return FileWriter(self, part, owner, description, None)
+        return FileWriter(self, await self._begin(file_id), owner, description, None)
+
+    async def _begin(self, file_id: str) -> PartFile:
+        """Begin the content of a file. One with this id is gone then: it could be found with the new content."""
+        if await self._has_row(file_id):
+            await self._database.do(lambda database: database.execute(_DELETE, (file_id,)), synced=True)
+        return await self.in_thread(PartFile, self._folder, file_id)
 
     async def add(self, record: FileRecord, expires_s: int | None, *, is_limited: bool) -> None:
-        """Add the row of a file that is in its place, or replace the row with its id."""
+        """Add the row of a file that is in its place."""
 
         def work(database: sqlite3.Connection) -> None:
             if is_limited and record.num_bytes > self._num_left(database, record.owner, record.id):
@@ -194,7 +199,7 @@ class Files:
                 return False
             if (holder := self._holder_of(database, file_id)) is not None:
                 raise FileHeld(holder)
-            database.execute("DELETE FROM files WHERE id = ?", (file_id,))
+            database.execute(_DELETE, (file_id,))
             return True
 
         has_been = await self._database.do(work, synced=True)
@@ -209,7 +214,7 @@ class Files:
             query = "SELECT id FROM files WHERE expires <= ?"
             ids = [row[0] for row in database.execute(query, (self._database.clock.now(),)).fetchall()]
             gone = [(each,) for each in ids if self._holder_of(database, each) is None]
-            database.executemany("DELETE FROM files WHERE id = ?", gone)
+            database.executemany(_DELETE, gone)
 
         await self._database.do(expire, synced=True)
         names = await self.in_thread(file_names, self._folder)  # first: a file is there before its row
