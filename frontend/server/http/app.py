@@ -94,7 +94,8 @@ class GeneratingEndpoints:
     ) -> None:
         self._engine, self._metrics, self._peers = engine, metrics, peers
         self._spec = spec
-        self.responses = StoredResponses(engine, store, self._chat_of)
+        weights = "" if spec.digest is None else spec.digest.weights
+        self.responses = StoredResponses(engine, store, self._chat_of, weights)
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.tool_source
         if template and "tools" not in template:
             logger.info(

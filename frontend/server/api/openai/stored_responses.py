@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .....ipc.errors import RequestError, TokenloomError
+from .....ipc.errors import InternalError, RequestError, TokenloomError
 from ....forms.openai.errors import HttpError, encode_json
 from ....forms.openai.response_body import ResponsesRequest
 from ....state.responses import MAX_RECORD_BYTES, Record, ResponseStore
@@ -28,16 +28,18 @@ logger = logging.getLogger("tokenloom.http")
 
 Fields = dict[str, msgspec.Raw]  # fields of a body, undecoded
 _DIGEST = "adapter_digest"  # key added to a stored request's fields: digest in hex, empty without an adapter
+_WEIGHTS = "weights_digest"  # likewise: digest of the model's weights
 NewChat = Callable[[ParsedBody[ResponsesRequest], str], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
 
 
 class StoredResponses:
     """Creator of all responses, and owner of the background responses that are being generated. Call `resume` first."""
 
-    def __init__(self, engine: LocalEngine, store: ResponseStore, new_chat: NewChat) -> None:
+    def __init__(self, engine: LocalEngine, store: ResponseStore, new_chat: NewChat, weights: str) -> None:
         """`new_chat` returns the body completed with the defaults of the model that it names, and the chat that answers
-        it."""
+        it. `weights`: digest of the model's weights; empty if it is unknown."""
         self._engine, self._store, self._new_chat = engine, store, new_chat
+        self._weights = weights
         self._running: dict[str, BackgroundResponse] = {}
 
     async def resume(self) -> None:
@@ -85,6 +87,7 @@ class StoredResponses:
         digest = self._engine.adapter_digest(model)
         chat.pin_adapter(digest)
         given = {"request_id": chat.id.partition("-")[2], "seed": seed, _DIGEST: digest.hex()}
+        given[_WEIGHTS] = self._weights
         request = fields | {name: msgspec.Raw(encode_json(value)) for name, value in given.items()}
         response = encode_json(creation.response("queued"))
         record = Record(creation.id, True, True, encode_json(items), encode_json(request), response)
@@ -186,16 +189,29 @@ class StoredResponses:
         return running
 
     async def _recreate(self, record: Record) -> ResponseCreation:
-        """Return a ResponseCreation that generates a response of an earlier frontend again, under the same id."""
+        """Return a ResponseCreation that generates a response of an earlier frontend again, under the same id.
+        InternalError if the engine serves another model now: it may have been started anew."""
         fields = msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)}
         digest = bytes.fromhex(msgspec.json.decode(fields.pop(_DIGEST, b'""')))
+        weights: str = msgspec.json.decode(fields.pop(_WEIGHTS, b'""'))
         raw, before = encode_json(fields), msgspec.json.decode(record.response)
         parsed = await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id)
-        body, chat = await self._new_chat(parsed, before["model"])
+        body, chat = await self._new_chat(parsed, await self._same_model(before["model"], weights))
         chat.pin_adapter(digest)
         chat.goes_on = False
         body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
         return ResponseCreation(self._engine, body, chat, created=before["created_at"], given_id=record.id)
+
+    async def _same_model(self, name: str, weights: str) -> str:
+        """Return the present name of the model, or of the adapter, that began a response. InternalError if it is not
+        served now."""
+        other = f"the model {name:.200} that began this response is not served now: send the request again"
+        if weights and self._weights and weights != self._weights:
+            raise InternalError(other)
+        try:
+            return await self._engine.model_of(ResponsesRequest(model=name, input=""))
+        except HttpError:
+            raise InternalError(other) from None
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
         """Store a response and return True. If the store fails or is full, log a warning and return False; the client
