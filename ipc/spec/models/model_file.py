@@ -63,6 +63,9 @@ def load_model_config(
         config = _parse(ConfigFile(path, raw), generation, implementation)
         rules, languages = _output_rules(generation, config.vocab_size), _language_ids(generation)
         pooling = with_sentence_files(config.pooling, folder, config.hidden_size)
+        if pooling.head is not None and pooling.pair_template is None:
+            template = heads.pair_template_of(config.architecture, pooling.head)
+            pooling = msgspec.structs.replace(pooling, pair_template=template)
         config = msgspec.structs.replace(config, output_rules=rules, language_ids=languages, pooling=pooling)
         return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
     except ConfigError:
@@ -105,10 +108,7 @@ def _parse_headed(file: ConfigFile, generation: ConfigFile, architecture: str, h
     stands in for that, since every step has a head; only rows that generate read it."""
     config = _parse_native(text_of(file), generation, headed.family)
     head = heads.head_of(file, architecture, headed.kind, config.hidden_size)
-    pairs = heads.pair_template_of(file, architecture)
-    config = msgspec.structs.replace(
-        config, architecture=architecture, pooling=PoolingConfig(head=head, pair_template=pairs)
-    )
+    config = msgspec.structs.replace(config, architecture=architecture, pooling=PoolingConfig(head=head))
     if "classifier_from_token" in file:  # a language model's files, with its head
         return config
     return msgspec.structs.replace(config, has_lm_head=False, has_head_bias=False, tie_word_embeddings=True)

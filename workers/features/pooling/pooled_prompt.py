@@ -60,7 +60,7 @@ def _added(method: PoolingMethod, part: Tensor | None, chunk: Tensor, first: int
         return largest if part is None else torch.maximum(part, largest)
     if method == "weighted":
         weights = torch.arange(first + 1, first + 1 + len(chunk), device=chunk.device, dtype=torch.float32)
-        total = weights @ chunk.float()
+        total: Tensor = weights @ chunk.float()
     else:
         total = chunk.sum(0, dtype=torch.float32)
     return total if part is None else part + total

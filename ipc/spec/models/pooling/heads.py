@@ -106,10 +106,10 @@ def head_of(file: ConfigFile, architecture: str, kind: HeadKind, hidden_size: in
     return HeadConfig(layers=[last], is_of_tokens=is_of_tokens, activation=activation, labels=labels)
 
 
-def pair_template_of(file: ConfigFile, architecture: str) -> PairTemplate | None:
+def pair_template_of(architecture: str, head: HeadConfig) -> PairTemplate | None:
     """Return the published form of pairs of a language model that is used as a reranker; None if none is known."""
-    is_qwen3 = architecture.startswith("Qwen3") and file.get("classifier_from_token") == ["no", "yes"]
-    return QWEN3_PAIRS if is_qwen3 else None
+    compares_tokens = len(head.layers) == 1 and isinstance(head.layers[0], TokenRowsConfig)
+    return QWEN3_PAIRS if compares_tokens and architecture.startswith("Qwen3") else None
 
 
 def head_tensors(layers: Collection[HeadLayer]) -> list[str]:

@@ -1,7 +1,7 @@
 """Reading of sentence-transformers' files: modules.json, the configs of its modules, and prompts.
 
 A folder names its modules in order: a transformer, then how its hidden states are pooled, dense layers, and whether the
-result has length 1. Modules of other types are refused by name.
+result has length 1. A reranker that is a language model has a LogitScore. Modules of other types are refused by name.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ import msgspec
 from ....errors import ConfigError
 from ....params.pooling_params import PoolingMethod
 from ..config_file import ConfigFile, read_json
-from .pooling_config import DenseConfig, DenseNormConfig, HeadActivation, PoolingConfig
+from .pooling_config import (
+    DenseConfig,
+    DenseNormConfig,
+    HeadActivation,
+    HeadConfig,
+    PoolingConfig,
+    TokenRowsConfig,
+)
 
 MODULES_NAME = "modules.json"
 PROMPTS_NAME = "config_sentence_transformers.json"
 LENGTH_NAME = "sentence_bert_config.json"
-KNOWN = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout")
+KNOWN = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
+OUTPUT = "sentence_embedding"  # what modules read and write
 MODES: dict[str, PoolingMethod] = {  # in the order in which the vectors of several modes are joined
     "cls": "cls",
     "max": "max",
@@ -77,6 +85,10 @@ def with_sentence_files(config: PoolingConfig, folder: Path, hidden_size: int) -
             size = dense.num_outputs
         elif module.kind == "LayerNorm":
             layers.append(_norm_of(folder, module.path, size))
+        elif module.kind == "Normalize":
+            _check_places(folder / module.path)
+    if "LogitScore" in kinds:
+        return msgspec.structs.replace(config, head=_token_head(folder / modules[-1].path, hidden_size))
     if layers and "Pooling" not in kinds:
         raise ConfigError(f"{path}: there is no Pooling module before {kinds[1]}: add it, or remove {MODULES_NAME}")
     is_normalized = "Normalize" in kinds
@@ -135,6 +147,7 @@ def _methods_of(folder: Path, hidden_size: int) -> list[PoolingMethod]:
 
 def _dense_of(folder: Path, path: str, size: int) -> DenseConfig:
     file = _config_of(folder / path)
+    _check_places(folder / path)
     name = file.text("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if name not in ACTIVATIONS:
         file.refuse(f"activation_function {name:.100} is not supported, known are {', '.join(ACTIVATIONS)}")
@@ -148,6 +161,27 @@ def _dense_of(folder: Path, path: str, size: int) -> DenseConfig:
         activation=ACTIVATIONS[name],
         folder=path,
     )
+
+
+def _check_places(folder: Path) -> None:
+    """Raise ConfigError if a module reads or writes other results than the prompt's vector. A folder without a config
+    is that of an older version, which has no others."""
+    if not (folder / "config.json").is_file():
+        return
+    file = _config_of(folder)
+    for name in ("module_input_name", "module_output_name"):
+        if file.text(name, OUTPUT) != OUTPUT:
+            file.refuse(f"{name} {file.text(name):.100} is not supported: only {OUTPUT} is")
+
+
+def _token_head(folder: Path, hidden_size: int) -> HeadConfig:
+    """Return the head of a language model that answers whether a document fits a query: the logit of a token, less that
+    of another if there is one."""
+    file = _config_of(folder)
+    ids = [file.whole("false_token_id")] if "false_token_id" in file else []
+    ids.append(file.whole("true_token_id"))
+    rows = TokenRowsConfig(token_ids=ids, num_inputs=hidden_size)
+    return HeadConfig(layers=[rows], activation="sigmoid", labels=["LABEL_0"])
 
 
 def _norm_of(folder: Path, path: str, size: int) -> DenseNormConfig:
