@@ -84,10 +84,11 @@ def test_vectors_pass_the_modules_in_their_order(modes: list[str], is_old: bool,
     check(tmp_path, made, dense, modes)
 
 
-def test_the_vectors_of_several_modes_are_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_old", [True, False])
+def test_the_vectors_of_several_modes_are_joined_in_the_order_of_their_list(is_old: bool, tmp_path: Path) -> None:
     modes = ["lasttoken", "cls", "mean"]
-    made, dense = sentence_folder(tmp_path, modes)
-    check(tmp_path, made, dense, [mode for mode in MODES if mode in modes])
+    made, dense = sentence_folder(tmp_path, modes, is_old=is_old)
+    check(tmp_path, made, dense, [mode for mode in MODES if mode in modes] if is_old else modes)
 
 
 def check(folder: Path, made: Headed, dense: dict[str, torch.Tensor], modes: list[str]) -> None:

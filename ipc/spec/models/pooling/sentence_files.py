@@ -29,7 +29,7 @@ PROMPTS_NAME = "config_sentence_transformers.json"
 LENGTH_NAME = "sentence_bert_config.json"
 KNOWN = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "LogitScore")
 OUTPUT = "sentence_embedding"  # what modules read and write
-MODES: dict[str, PoolingMethod] = {  # in the order in which the vectors of several modes are joined
+MODES: dict[str, PoolingMethod] = {
     "cls": "cls",
     "max": "max",
     "mean": "mean",
@@ -37,7 +37,7 @@ MODES: dict[str, PoolingMethod] = {  # in the order in which the vectors of seve
     "weightedmean": "weighted",
     "lasttoken": "last",
 }
-FLAGS = {  # the older spelling of pooling_mode: a flag for each mode
+FLAGS = {  # the older spelling of pooling_mode: a flag for each mode, in the order in which their vectors are joined
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
     "mean": "pooling_mode_mean_tokens",
@@ -142,7 +142,7 @@ def _methods_of(folder: Path, hidden_size: int) -> list[PoolingMethod]:
     for name in ("word_embedding_dimension", "embedding_dimension"):
         if name in file and file.positive(name) != hidden_size:
             file.refuse(f"{name} is {file.get(name)}, the model's hidden_size is {hidden_size}")
-    return [MODES[name] for name in MODES if name in names]
+    return [MODES[name] for name in names]
 
 
 def _dense_of(folder: Path, path: str, size: int) -> DenseConfig:
