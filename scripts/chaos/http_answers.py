@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import openai
 
+from tokenloom.scripts.chaos.http_leaver import stay_and_leave
+
 Event: TypeAlias = dict[str, Any]
 Digest: TypeAlias = dict[str, Any]
 
@@ -35,12 +37,17 @@ TOOL = {
 
 
 class Ask(NamedTuple):
-    """A request, and the client that sends it: curl, openai or anthropic."""
+    """A request, and the client that sends it: curl, openai, anthropic, or a leaver (http_leaver.py)."""
 
     kind: str
     client: str
     path: str
     body: Event
+
+
+def leaving(kinds: list[Ask]) -> list[Ask]:
+    """Return the streams among these requests, asked for by clients that leave and come back."""
+    return [ask._replace(client="leaver") for ask in kinds if ask.body.get("stream") and ask.client == "curl"]
 
 
 def asks(model: str, num_tokens: int) -> list[Ask]:
@@ -78,6 +85,8 @@ async def answer(ask: Ask, url: str) -> Digest:
     """Send a request and return the digest of its answer. An error if it was cut."""
     if ask.client == "curl":
         events = _parse(await _curl(ask, url))
+    elif ask.client == "leaver":
+        events = _parse(await stay_and_leave(ask.path, ask.body, url, PATIENCE_S))
     elif ask.client == "anthropic":
         events = [event async for event in _of_anthropic(ask, url)]
     else:

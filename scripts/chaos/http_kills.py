@@ -8,8 +8,8 @@ with those of a calm run of the same engine (--deterministic, float32). Each kil
 serves. --way says how a frontend ends: "kill", "hang" until the supervisor kills it, or "reload" by SIGUSR2. Several
 --frontends take turns. With --victims all, frontend, core, worker and tier process are killed in a random order, and
 each client asks again until the last kill; a tier process that rests after many losses is left alone. --spare keeps a
-spare frontend. After --limit-s no other kill begins, so that a run on a busy machine ends with its report. Exit code 1
-if an answer was cut or is different.
+spare frontend. With --leave the clients of streams leave at random, and read on. After --limit-s no other kill begins,
+so that a run on a busy machine ends with its report. Exit code 1 if an answer was cut or is different.
 
 Otherwise it opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed
 --kills times with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have
@@ -36,7 +36,7 @@ from urllib.parse import urlsplit
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.scripts.bench.report import print_json
 from tokenloom.scripts.bench.runner import read_options
-from tokenloom.scripts.chaos.http_answers import Ask, Digest, answer, asks
+from tokenloom.scripts.chaos.http_answers import Ask, Digest, answer, asks, leaving
 
 ENGINE_FLAGS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -60,6 +60,7 @@ class Storm(NamedTuple):
     has_spare: bool = False
     seed: int = 0  # of victims and pauses
     limit_s: float = math.inf  # after the first request: no kill begins later
+    has_leavers: bool = False  # clients leave their streams at random, and read on
 
 
 @dataclass
@@ -151,6 +152,8 @@ async def compare(engine: Engine, storm: Storm) -> Report:
     """Ask for each kind of answer once in peace, and for many at once under kills."""
     kinds = asks("tokenloom-demo", storm.tokens)
     calm = {ask.kind: await answer(ask, engine.url) for ask in kinds}
+    if storm.has_leavers:
+        kinds = leaving(kinds)
     is_over = asyncio.Event()
     if storm.victims == "frontend":  # each client asks once
         is_over.set()
@@ -199,7 +202,7 @@ async def _outcome(ask: Ask, url: str, calm: Mapping[str, Digest]) -> str:
     try:
         found = await answer(ask, url)
     except Exception as error:
-        return f"cut: {ask.kind}: {error!r:.300}"
+        return f"cut: {ask.kind}: {error!r:.300} {error.__cause__!r:.300}"
     places = [place for place in calm[ask.kind] | found if calm[ask.kind].get(place) != found.get(place)]
     return f"different: {ask.kind}: {places}" if places else ""
 
@@ -246,6 +249,7 @@ OPTIONS = {
     "--spare": (False,),
     "--seed": (0,),
     "--limit-s": (math.inf,),
+    "--leave": (False,),
 }
 
 
@@ -253,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = read_options(__doc__, OPTIONS, argv)
     if arguments.streams:
         counts = arguments.streams, arguments.kills, arguments.tokens, arguments.frontends
-        how = arguments.way, arguments.victims, arguments.spare, arguments.seed, arguments.limit_s
+        how = arguments.way, arguments.victims, arguments.spare, arguments.seed, arguments.limit_s, arguments.leave
         compared = start_and_compare(Storm(*counts, *how))
         print_json(compared, arguments.json)
         return 1 if compared["cut"] or compared["different"] or compared["exit code"] else 0

@@ -40,6 +40,24 @@ class HttpJournal:
 
     def open_slot(self, uncovered: Reason = Reason.NONE) -> Slot | None:
         """Return a slot for a new connection; None if all are in use."""
+        slot = self._take_slot()
+        if slot is not None:
+            slot.open(uncovered)
+        return slot
+
+    def open_stream(self, request: bytes, nonce: bytes, created: float) -> Slot | None:
+        """Return a slot for a stream that outlives its connections; None if there is no room."""
+        slot = self._take_slot()
+        if slot is None or slot.begin_stream(request, nonce, created):
+            return slot
+        self.free_slot(slot)
+        return None
+
+    def stream_slots(self) -> list[Slot]:
+        """Return the slots of streams that outlive their connections."""
+        return [slot for slot in self.slots.values() if slot.record.state is State.STREAM]
+
+    def _take_slot(self) -> Slot | None:
         number = self._get(_NUM_USED)
         if self._free:
             slot = self._free.pop()
@@ -49,11 +67,10 @@ class HttpJournal:
         else:
             return None
         self.slots[slot.number] = slot
-        slot.open(uncovered)
         return slot
 
     def free_slot(self, slot: Slot) -> None:
-        """Free the slot of a connection that has ended."""
+        """Free the slot of a connection or a stream that has ended."""
         slot.free()
         del self.slots[slot.number]
         self._free.append(slot)

@@ -34,14 +34,16 @@ class State(enum.IntEnum):
     OPEN = 2  # bytes of a request were read, its answer is not complete
     CLOSING = 3  # the last answer is complete, and the connection closes after it
     LOST = 4  # has a request that no other frontend can go on with
+    STREAM = 5  # there is no connection, but a stream from which clients may read on
 
 
 _MOVES: dict[State, frozenset[State]] = {
-    State.FREE: frozenset((State.IDLE, State.LOST)),
+    State.FREE: frozenset((State.IDLE, State.LOST, State.STREAM)),
     State.IDLE: frozenset((State.OPEN, State.CLOSING, State.LOST, State.FREE)),
     State.OPEN: frozenset((State.IDLE, State.CLOSING, State.LOST, State.FREE)),
     State.CLOSING: frozenset((State.IDLE, State.FREE)),
     State.LOST: frozenset((State.IDLE, State.CLOSING, State.FREE)),
+    State.STREAM: frozenset((State.LOST, State.FREE)),
 }
 
 

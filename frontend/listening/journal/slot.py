@@ -22,6 +22,7 @@ MAX_MAPPED = 64 << 10  # a larger body is written by a call, so that its pages a
 KEPT_BYTES = 8 << 10  # of tokens and of a request, which an idle connection keeps for its next request
 _TOKENS, _RING, _BODY = range(3)  # parts
 _PLACES = (0, TOKENS_END, BODY_PLACE)
+_COVERED = (State.OPEN, State.STREAM)  # states with a request that another frontend can go on with
 
 
 class Shown(Protocol):
@@ -59,7 +60,7 @@ class Slot:
         if record.state is not State.FREE:
             kept = record.out_end - record.out_begin
             body = record.aside + kept if record.aside else record.in_len
-            has_body = record.state is State.OPEN or record.aside
+            has_body = record.state in _COVERED or record.aside
             sizes = (TOKENS_PLACE + record.tokens_len, min(kept, RING_BYTES), body if has_body else 0)
         for part, (start, size) in enumerate(zip(_PLACES, sizes, strict=True)):
             used = self._used[part] = max(size + -size % PAGE, self._used[part])
@@ -74,8 +75,20 @@ class Slot:
         self.record = Record(sequence=self.record.sequence, version=self._version)
         self._move(State.IDLE)
 
+    def begin_stream(self, request: bytes, nonce: bytes, created: float) -> bool:
+        """Begin with a stream that outlives its connections; return False if there is no room for its request."""
+        size = len(request)
+        if size > self._pages.body_bytes or not self._grow(_BODY, size):
+            return False
+        self.record = Record(sequence=self.record.sequence, version=self._version, nonce=nonce, created=created)
+        self.record.in_len = size
+        self._writer = TokenWriter()
+        self._store(BODY_PLACE, request)
+        self._move(State.STREAM)
+        return True
+
     def free(self) -> None:
-        """End with the connection, after its socket was closed."""
+        """End with the connection, after its socket was closed, or with the stream."""
         self._move(State.FREE)
         self._trim(_TOKENS, _RING, _BODY)
 
@@ -88,7 +101,7 @@ class Slot:
 
     def lose(self, reason: Reason) -> None:
         """Give up to go on with the open request after a loss."""
-        if self.record.state is State.OPEN:
+        if self.record.state in _COVERED:
             self.record.reason = reason
             self._move(State.LOST)
 
@@ -206,10 +219,10 @@ class Slot:
         return True
 
     def put_tokens(self, shown: Shown) -> None:
-        """Keep tokens of a whole answer, which has no bytes yet."""
-        if self.record.state is State.OPEN:
+        """Keep tokens of a whole answer, which has no bytes yet, or of a stream."""
+        if self.record.state in _COVERED:
             self._add_tokens(shown)
-            if self.record.state is State.OPEN:
+            if self.record.state in _COVERED:
                 self._write()
 
     def _keep(self, data: bytes, num_pending: int, *, has_ended: bool) -> None:

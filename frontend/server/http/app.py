@@ -286,12 +286,12 @@ def new_app(
     spec: EngineSpec,
     generating: list[Endpoint],
     peers: Peers,
+    streams: ResumableStreams,
     stored: Sequence[Endpoint] = (),
 ) -> ASGIApp:
     """Return the ASGI app: routes, with HttpMiddleware around them. CORS, if set, is outermost, so that errors have its
     headers too. `stored`: endpoints of the state folder."""
     template = engine.inputs.chat_template
-    streams = ResumableStreams(lambda scope, receive, send: router(scope, receive, send), f"{peers.index}-")
     others = (
         AdminEndpoints(engine, frontend, spec, peers),
         ControlEndpoints(engine, frontend, spec),
@@ -313,7 +313,7 @@ def new_app(
     router = Router(routes(endpoints))
     config = spec.config
     middleware = HttpMiddleware(
-        streams,
+        streams.around(router),
         config.api_key,
         config.max_body_bytes,
         frontend.metrics.on_refused,

@@ -47,6 +47,7 @@ from .files.endpoints import FileEndpoints
 from .kept.adoption import adopt
 from .kept.connection import ConnectionKeeper, Kept
 from .peers import Peers
+from .streams.resumable import ResumableStreams
 
 logger = logging.getLogger("tokenloom.http")
 
@@ -134,7 +135,8 @@ async def _serve(
     state = EngineState(spec, peers.index)
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, state.responses, peers)
     stored = FileEndpoints(state.files, is_strict=spec.config.strict_fields).endpoints()
-    app = new_app(engine, frontend, spec, generating.endpoints(), peers, stored)
+    streams = ResumableStreams(f"{peers.index}-", keeper.journal if spec.config.keep_connections else None)
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers, streams, stored)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 
     def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:
@@ -149,7 +151,9 @@ async def _serve(
     aside = [asyncio.ensure_future(work) for work in (_learn_form(frontend), state.sweep())]
     turns.begin()  # before connections are adopted: if a request of theirs makes this process hang, that is noticed
     await generating.responses.resume()
+    streams.restore()
     await adopt(keeper, kept, partial(_new_adopted, server, connections))
+    streams.go_on(log or app)
     server.servers = [accept(each, server, connections, spec.config, on_exhausted, keeper) for each in listeners]  # type: ignore[misc]
     await turns.run()  # instead of uvicorn's main loop, which wakes ten times a second
     for each in aside:

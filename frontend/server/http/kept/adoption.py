@@ -81,6 +81,8 @@ async def adopt(
     journal, num_adopted = keeper.journal, 0
     sockets = dict(kept)
     for number, slot in list(journal.slots.items()):
+        if slot.record.state is State.STREAM:
+            continue
         if (connection := sockets.pop(number, None)) is None:
             _drop_uncovered(journal, slot)
             continue

@@ -10,7 +10,9 @@ from ....forms.openai.errors import HttpError, json_response
 from ...api.openai.events import only_end
 from ..endpoint import Endpoint
 from ..peers import PASSED_ON, Peers
-from .resumable import END, ResumableStream, ResumableStreams
+from .reader import END
+from .resumable import ResumableStreams
+from .stream import Position, ResumableStream
 
 
 class StreamEndpoints:
@@ -32,10 +34,11 @@ class StreamEndpoints:
             return await self._peers.ask(request, owner)
         stream = self._find(request)
         given = request.headers.get("last-event-id", "")
-        position = given.removeprefix(f"{stream.id}/") or request.query_params.get("after", "0.0")
-        if position == END:
+        after = given.removeprefix(f"{stream.id}/") or request.query_params.get("after", "0.0")
+        if after == END:
             return only_end()
-        stream.continued(position)  # raises the error of a wrong position before the present reader has to leave
+        position = Position.parse(after)
+        stream.check(position)  # before the present reader has to leave
         return _Rest(self._streams, stream, position)
 
     async def delete(self, request: Request) -> Response:
@@ -63,7 +66,7 @@ class StreamEndpoints:
 class _Rest(Response):
     """The rest of a stream, behind a position."""
 
-    def __init__(self, streams: ResumableStreams, stream: ResumableStream, position: str) -> None:
+    def __init__(self, streams: ResumableStreams, stream: ResumableStream, position: Position) -> None:
         self._streams, self._stream, self._position = streams, stream, position
         self.background = None
 

@@ -3,185 +3,141 @@
 A POST with the header x-stream-resume: SECONDS gets a stream with ids of events: STREAM/POSITION, where the position
 says how many tokens of each choice the events so far show. If its client leaves, the answer is generated further for
 that time. A reader with a position gets the rest: the request is run again from the tokens of the answer, as in another
-frontend, and the part before the position is not sent. No event is stored. Knows no fields of bodies.
+frontend, and the part before the position is not sent. No event is stored. A successor of this frontend goes on with
+the streams, whether they have a reader or not. Knows no fields of bodies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....forms.openai.errors import HttpError
-from ...api.continuation import SHOWN, Answer, Continuation, Shown, current, working_on
+from ....listening.journal.journal import HttpJournal
+from ....listening.journal.record import MAX_LOSSES, Reason
+from ....listening.journal.slot import Slot
+from ...api.continuation import Continuation, current, working_on
 from ...api.openai.events import SERVER_SEND
+from .reader import StreamReader
+from .stream import Position, ResumableStream, StreamRequest, stream_id_of
 
 RESUME_HEADER = b"x-stream-resume"
-ID_HEADER = b"x-stream-id"
 MAX_RESUME_S = 600.0
 MAX_DETACHED = 256  # streams without a client; the one without for the longest goes first
-END = "end"  # position after the last event
-_POSITION = re.compile(r"(\d{1,9}e?(?:,\d{1,9}e?)*)(?:\.(\d{1,9}))?")
 _Run = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
-
-
-class ResumableStream(msgspec.Struct, eq=False):
-    """One stream: its request, the tokens of its answer, and whether somebody reads it."""
-
-    id: str
-    scope: Scope  # of the request, without its connection
-    resume_s: float
-    continuation: Continuation  # as the request began
-    body: bytearray = msgspec.field(default_factory=bytearray)
-    answers: dict[int, Answer] = msgspec.field(default_factory=dict)
-    last: Shown = msgspec.field(default_factory=lambda: Shown([], [], 0, 0))
-    is_over: bool = False  # the last part was sent
-    leave: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # set: the run is to end
-    done: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # set while nothing runs
-
-    def add(self, shown: Shown) -> str:
-        """Add a part of the answer; return the position after it."""
-        for choice, token_id in shown.tokens:
-            self._answer(choice).token_ids.append(token_id)
-        for choice, logprobs in shown.logprobs:
-            self._answer(choice).logprobs.append(logprobs)
-        for choice, reason in shown.ended:
-            self._answer(choice).finish_reason = reason
-        self.last = shown
-        return self.position
-
-    def show(self, continuation: Continuation) -> None:
-        """Begin with the parts that a client has."""
-        self.answers = {
-            choice: Answer(
-                each.token_ids[: each.num_shown],
-                each.finish_reason if each.num_shown is None else None,
-                logprobs=each.logprobs[: each.num_shown],
-            )
-            for choice, each in continuation.answers.items()
-        }
-        for choice, each in continuation.answers.items():
-            if each.is_end_shown:
-                self.answers[choice].finish_reason = each.finish_reason
-        self.last = Shown([], [], continuation.num_events, continuation.num_cached, continuation.seed)
-
-    @property
-    def position(self) -> str:
-        """The position after all that was shown: tokens of each choice, with e if it has ended, and events."""
-        shown = [self.answers.get(choice) or Answer([]) for choice in range(max(self.answers, default=0) + 1)]
-        counts = ",".join(f"{len(each.token_ids)}{'e' * (each.finish_reason is not None)}" for each in shown)
-        return f"{counts}.{self.last.num_events}"
-
-    def _answer(self, choice: int) -> Answer:
-        return self.answers.setdefault(choice, Answer([]))
-
-    def continued(self, position: str) -> Continuation:
-        """Return the continuation of a reader who has all up to a position. HttpError 400 if it is not a position of
-        this stream."""
-        found = _POSITION.fullmatch(position)
-        places = found[1].split(",") if found else []
-        answers = {choice: msgspec.structs.replace(each) for choice, each in self.answers.items()}
-        for choice, place in enumerate(places):
-            num_shown = int(place.removesuffix("e"))
-            answer = answers.setdefault(choice, Answer([]))
-            if num_shown > len(answer.token_ids):
-                raise HttpError(400, f"the stream has {len(answer.token_ids)} tokens, after is {position:.80}")
-            answer.num_shown, answer.is_end_shown = num_shown, place.endswith("e")
-        if found is None:
-            raise HttpError(400, f"after is {position!r:.80}: give the part of an event's id behind the /")
-        for choice, answer in answers.items():
-            if choice >= len(places):
-                answer.num_shown = 0
-        begun = self.continuation
-        return Continuation(
-            nonce=begun.nonce,
-            created=begun.created,
-            answers={choice: each for choice, each in answers.items() if each.token_ids or each.finish_reason},
-            num_events=int(found[2] or 0),
-            num_cached=self.last.num_cached,
-            seed=self.last.seed,
-            is_kept=True,
-        )
+_NO_CONNECTION: Scope = {
+    "asgi": {"version": "3.0", "spec_version": "2.3"},
+    "http_version": "1.1",
+    "scheme": "http",
+    "server": None,
+    "client": None,
+    "root_path": "",
+}
 
 
 class ResumableStreams:
-    """ASGI app around `app`, and owner of the streams."""
+    """ASGI app around another one, and owner of the streams."""
 
-    def __init__(self, app: _Run, prefix: str = "") -> None:
-        """`prefix`: begin of the ids of all streams."""
-        self._app, self._prefix = app, prefix
+    def __init__(self, prefix: str = "", journal: HttpJournal | None = None) -> None:
+        """`prefix`: begin of the ids of all streams. `journal`: keeps them for a successor; None: they end with this
+        frontend."""
+        self._prefix, self._journal = prefix, journal
         self.by_id: dict[str, ResumableStream] = {}
         self._detached: dict[ResumableStream, asyncio.TimerHandle] = {}  # in the order in which their clients left
+        self._alone: set[asyncio.Task[None]] = set()  # runs without a client
+
+    def around(self, app: _Run) -> ResumableStreams:
+        """Answer requests by `app`."""
+        self._app = app
+        return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope["headers"]).get(RESUME_HEADER) if scope["type"] == "http" else None
         if given is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        continuation = current()
-        stream_id = self._prefix + continuation.digits("stream")
-        kept = {name: scope[name] for name in ("type", "method", "path", "raw_path", "query_string", "headers")}
-        stream = ResumableStream(stream_id, kept, _seconds(given), continuation)
-        stream.show(continuation)
-        continuation.is_kept = True
-        await self._run(stream, scope, receive, send)
+        begun = current()
+        stream = self.by_id.get(stream_id_of(begun, self._prefix))
+        is_first = stream is None
+        if stream is None:
+            request = StreamRequest.of(scope, _seconds(given))
+            stream = ResumableStream.new(stream_id_of(begun, self._prefix), request, begun)
+        else:
+            await self._take(stream)
+        position = Position()
+        position.move_past(begun)
+        await self._run(stream, position, begun, scope, receive, send, is_first=is_first)
 
-    async def read(self, stream: ResumableStream, position: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def read(
+        self, stream: ResumableStream, position: Position, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Answer the request of `scope` with the events of a stream after a position, in place of its present
         reader."""
-        await self._stop(stream)
-        continuation = stream.continued(position)
-        chunks = [bytes(stream.body)]
-
-        async def receive_body() -> Message:
-            if chunks:
-                return {"type": "http.request", "body": chunks.pop(), "more_body": False}
-            return await receive()
-
-        stream.show(continuation)
-        again = {**scope, **stream.scope}
+        await self._take(stream)
+        reader = current()
+        position.move_past(reader)
+        again = {**scope, **stream.request.scope}
         again.pop("path_params", None)
-        with working_on(continuation):
-            await self._run(stream, again, receive_body, send, is_first=False)
+        receive_body = _body_before(stream.request.body, receive)
+        await self._run(stream, position, reader, again, receive_body, send, is_first=False)
 
     async def delete(self, stream: ResumableStream) -> None:
         """End a stream and forget it."""
-        self.by_id.pop(stream.id, None)
-        await self._stop(stream)
-
-    async def _stop(self, stream: ResumableStream) -> None:
-        stream.leave.set()
+        self._forget(stream)
         await stream.done.wait()
+
+    # ── runs ──
+
+    async def _take(self, stream: ResumableStream) -> None:
+        """End the present run of a stream, for another one that begins at once. Of several that want it, each ends the
+        one before."""
+        while not stream.done.is_set():
+            stream.leave.set()
+            await stream.done.wait()
         self._attach(stream)
         stream.leave.clear()
+        stream.done.clear()
 
     async def _run(
-        self, stream: ResumableStream, scope: Scope, receive: Receive, send: Send, *, is_first: bool = True
+        self,
+        stream: ResumableStream,
+        position: Position,
+        reader: Continuation,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        is_first: bool,
     ) -> None:
-        connection = _Connection(stream, receive, send, scope[SERVER_SEND], self._detach, is_first=is_first)
+        connection = StreamReader(
+            stream, position, receive, send, scope[SERVER_SEND], self._keep, self._detach, is_first=is_first
+        )
         self.by_id[stream.id] = stream
-        stream.done.clear()
         try:
-            await self._app({**scope, SERVER_SEND: connection.send_part}, connection.receive, connection.send)
+            with working_on(stream.continued(position, reader)):
+                await self._app({**scope, SERVER_SEND: connection.send_part}, connection.receive, connection.send)
             await connection.close()
         finally:
             stream.done.set()
-            if connection.is_stream and self.by_id.get(stream.id) is stream:
-                self._detach(stream)  # its client may not have got the last events
-            else:
+            if is_first and not connection.is_stream:  # refused
                 self._forget(stream)
+            else:
+                self._detach(stream)  # its client may not have got the last events
+
+    def _keep(self, stream: ResumableStream) -> None:
+        if self._journal is not None and self.by_id.get(stream.id) is stream:
+            stream.keep(self._journal)
 
     def _detach(self, stream: ResumableStream) -> None:
         """Keep a stream that has no client for its time."""
-        if stream in self._detached or stream.leave.is_set():
+        if stream in self._detached or self.by_id.get(stream.id) is not stream:
             return
         loop = asyncio.get_running_loop()
-        self._detached[stream] = loop.call_later(stream.resume_s, self._forget, stream)
+        self._detached[stream] = loop.call_later(stream.request.resume_s, self._forget, stream)
         if len(self._detached) > MAX_DETACHED:
             self._forget(next(iter(self._detached)))
 
@@ -194,80 +150,77 @@ class ResumableStreams:
         self._attach(stream)
         self.by_id.pop(stream.id, None)
         stream.leave.set()
+        if stream.slot is not None and self._journal is not None:
+            self._journal.free_slot(stream.slot)
+            stream.slot = None
+
+    # ── a successor ──
+
+    def restore(self) -> None:
+        """Take the streams that a lost frontend has left, before connections are adopted: their clients may be among
+        these."""
+        if self._journal is None:
+            return
+        for slot in self._journal.stream_slots():
+            reason = self._reason_to_cut(slot, self._journal)
+            if reason is not Reason.NONE:
+                self._journal.count_cut(reason)
+                self._journal.free_slot(slot)
+                continue
+            stream = ResumableStream.restored(slot, self._prefix)
+            self.by_id[stream.id] = stream
+            self._detach(stream)
+
+    @staticmethod
+    def _reason_to_cut(slot: Slot, journal: HttpJournal) -> Reason:
+        if not journal.is_of_this_version(slot):
+            return Reason.VERSION
+        return Reason.LOST_OFTEN if slot.record.losses >= MAX_LOSSES else Reason.NONE
+
+    def go_on(self, app: ASGIApp) -> None:
+        """Run the restored streams that no adopted connection reads, by `app`, the whole server's."""
+        for stream in self.by_id.values():
+            if stream.slot is not None and stream.done.is_set():
+                task = asyncio.ensure_future(self._run_alone(stream, stream.slot, app))
+                self._alone.add(task)
+                task.add_done_callback(self._alone.discard)
+
+    async def _run_alone(self, stream: ResumableStream, slot: Slot, app: ASGIApp) -> None:
+        slot.count_loss()
+        if self._journal is not None:
+            self._journal.count_resumed()
+        begun = stream.continued(stream.end, Continuation(stream.nonce, stream.created, num_losses=slot.record.losses))
+        begun.is_resumed = True
+        client = _NoClient()
+        receive = _body_before(stream.request.body, client.receive)
+        with working_on(begun):
+            await app({**_NO_CONNECTION, **stream.request.scope}, receive, client.send)
 
 
-class _Connection:
-    """The reader of a stream: it gets the parts with ids; the run does not notice that it leaves."""
+class _NoClient:
+    """The client of a run that nobody reads: it leaves when the answer begins."""
 
-    def __init__(
-        self,
-        stream: ResumableStream,
-        receive: Receive,
-        send: Send,
-        send_part: Send,
-        on_left: Callable[[ResumableStream], None],
-        *,
-        is_first: bool,
-    ) -> None:
-        self._stream, self._receive, self._send, self._send_part = stream, receive, send, send_part
-        self._on_left, self._is_first = on_left, is_first
-        self.is_stream = False
-        self._has_ended = False
+    def __init__(self) -> None:
+        self._has_head = asyncio.Event()
 
     async def receive(self) -> Message:
-        """Receive the body; the client's leaving only once the stream is to end."""
-        leaving = asyncio.ensure_future(self._stream.leave.wait())
-        message = asyncio.ensure_future(self._receive())
-        try:
-            await asyncio.wait((leaving, message), return_when=asyncio.FIRST_COMPLETED)
-            if not message.done():
-                return {"type": "http.disconnect"}
-            received = message.result()
-            if received["type"] == "http.request" and self._is_first:
-                self._stream.body += received.get("body", b"")
-            if received["type"] == "http.disconnect" and self.is_stream:
-                self._on_left(self._stream)
-                await leaving
-            return received
-        finally:
-            leaving.cancel()
-            message.cancel()
+        await self._has_head.wait()
+        return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send the head, and answers that are no event streams as they are."""
-        if message["type"] == "http.response.start":
-            headers = dict(message.get("headers", ()))
-            self.is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
-            if self.is_stream:
-                message["headers"] = [*message["headers"], (ID_HEADER, self._stream.id.encode())]
-        await self._send(message)
-
-    async def send_part(self, message: Message) -> None:
-        """Send a part of the stream; its last event gets the position as its id."""
-        shown: Shown | None = message.get(SHOWN)
-        if shown is not None:
-            is_new = bool(shown.tokens or shown.ended or shown.num_events > self._stream.last.num_events)
-            has_events = is_new or not message["more_body"]
-            position = self._stream.add(shown)
-            if not message["more_body"]:
-                position = END
-                self._stream.is_over = self._has_ended = True
-            if has_events:
-                message = {**message, "body": _with_id(message["body"], f"{self._stream.id}/{position}")}
-        await self._send_part(message)
-
-    async def close(self) -> None:
-        """End the body of a reader whose stream goes on elsewhere."""
-        if self.is_stream and not self._has_ended:
-            await self._send_part({"type": "http.response.body", "body": b"", "more_body": False})
+        self._has_head.set()
 
 
-def _with_id(part: bytes, event_id: str) -> bytes:
-    """Return events, the last one with an id."""
-    if not part:
-        return part
-    start = part.rfind(b"\n\n", 0, -2) + 2 if part.count(b"\n\n") > 1 else 0
-    return b"%bid: %b\n%b" % (part[:start], event_id.encode(), part[start:])
+def _body_before(body: bytearray, receive: Receive) -> Receive:
+    """Return a function that receives a body, and then from `receive`."""
+    chunks = [bytes(body)]
+
+    async def receive_body() -> Message:
+        if chunks:
+            return {"type": "http.request", "body": chunks.pop(), "more_body": False}
+        return await receive()
+
+    return receive_body
 
 
 def _seconds(given: bytes) -> float:

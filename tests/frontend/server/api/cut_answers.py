@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tokenloom.frontend.forms.answer_forms.form import AnswerForm
+from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.server.answer_forms.choose import Choice
 from tokenloom.frontend.server.api.continuation import SHOWN, TOKENS, Answer, Continuation, Shown, working_on
 from tokenloom.frontend.server.requests.media.media_input import MediaInput
@@ -62,8 +63,10 @@ class CutApp(ServedApp):
         spec: EngineSpec | None = None,
         template: ChatTemplate = TEMPLATE,
         media: MediaInput | None = None,
+        journal: HttpJournal | None = None,
     ) -> None:
-        super().__init__(spec or in_folder(new_spec(config=EngineConfig(seed=seed)), folder), template, media)
+        spec = spec or in_folder(new_spec(config=EngineConfig(seed=seed)), folder)
+        super().__init__(spec, template, media, journal)
         self.frontend.forms._known(Choice(form=form, origin="named"))
         self.scripts = scripts
         self.num_cached = 16

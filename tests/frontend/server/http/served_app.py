@@ -11,10 +11,12 @@ import httpx2
 import openai
 from starlette.types import ASGIApp, Message
 
+from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.server.api.openai.local_engine import LocalEngine
 from tokenloom.frontend.server.http.access_log import AccessLog
 from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
+from tokenloom.frontend.server.http.streams.resumable import ResumableStreams
 from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.frontend.server.requests.media.media_input import MediaInput
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
@@ -32,7 +34,13 @@ KEY = "sk-loom"
 class ServedApp:
     """`http` and `client`, OpenAI's, call the app. Tests play the core in `turn`."""
 
-    def __init__(self, spec: EngineSpec, template: ChatTemplate, media: MediaInput | None = None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        template: ChatTemplate,
+        media: MediaInput | None = None,
+        journal: HttpJournal | None = None,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.frontend = Frontend(spec, TOKENIZER, template, lambda: self.loop.call_soon_threadsafe(self.turn), media)
         self.frontend.connect()
@@ -41,7 +49,9 @@ class ServedApp:
         peers = Peers(spec, 0)
         store = ResponseStore(Database.of_engine(spec), spec.config)
         self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, store, peers)
-        self.app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints(), peers), has_all=True)
+        self.streams = ResumableStreams("0-", journal)
+        app = new_app(engine, self.frontend, spec, self.generating.endpoints(), peers, self.streams)
+        self.app = AccessLog(app, has_all=True)
         headers = {"authorization": f"Bearer {KEY}"}
         self.http = httpx2.AsyncClient(transport=AppTransport(self.app), base_url="http://app", headers=headers)
         self.client = openai.AsyncOpenAI(base_url="http://app/v1", api_key=KEY, max_retries=0, http_client=self.http)

@@ -21,6 +21,7 @@ from tokenloom.frontend.server.api.openai.local_engine import LocalEngine
 from tokenloom.frontend.server.http.access_log import AccessLog
 from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
+from tokenloom.frontend.server.http.streams.resumable import ResumableStreams
 from tokenloom.frontend.state.database import Database
 from tokenloom.frontend.state.responses import ResponseStore
 from tokenloom.ipc.errors import ErrorInfo
@@ -104,7 +105,9 @@ class App:
         peers = Peers(spec, 0)
         store = ResponseStore(Database.of_engine(spec), spec.config)
         generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, store, peers)
-        self.app = AccessLog(new_app(engine, self.frontend, spec, generating.endpoints(), peers), has_all=False)
+        self.app = AccessLog(
+            new_app(engine, self.frontend, spec, generating.endpoints(), peers, ResumableStreams()), has_all=False
+        )
 
     async def ask(self, ask: Ask) -> int:
         """Send a request and return the status of the answer."""

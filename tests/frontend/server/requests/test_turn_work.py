@@ -16,6 +16,7 @@ from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.server.api.openai.local_engine import RUNS_PER_GROUP, LocalEngine
 from tokenloom.frontend.server.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.server.http.peers import Peers
+from tokenloom.frontend.server.http.streams.resumable import ResumableStreams
 from tokenloom.frontend.server.requests.frontend import Frontend
 from tokenloom.frontend.state.database import Database
 from tokenloom.frontend.state.responses import ResponseStore
@@ -87,7 +88,7 @@ async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Str
     peers = Peers(spec, 0)
     store = ResponseStore(Database.of_engine(spec), spec.config)
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
-    app = new_app(engine, frontend, spec, generating.endpoints(), peers)
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers, ResumableStreams())
     streams = _Streams()
     request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}
     body = json.dumps(request).encode()

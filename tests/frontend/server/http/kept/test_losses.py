@@ -265,7 +265,7 @@ def test_a_request_read_with_the_rest_of_an_answered_one_is_served_and_cut_by_a_
         assert client.ask(b"/length", b"9") == b"1 9"
         other.send(b"/early", bytes(10), -10)
         assert is_whole(other.answer(), 400) and other.answer() == b"early"
-        other.socket.sendall(bytes(10) + b"POST /stream?400 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        other.socket.sendall(bytes(10) + b"POST /stream?9000 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
         other._until(b"10 ")
         server.kill()
         assert client.ask(b"/length", b"9") == b"1 9"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.server.api.continuation import working_on
+from tokenloom.frontend.server.api.continuation import SHOWN, Continuation, working_on
 from tokenloom.frontend.server.http.streams import resumable
-from tokenloom.tests.frontend.server.api.cut_answers import CutApp, continuation_of, some_turns, texts_of
+from tokenloom.tests.frontend.server.api.cut_answers import CutApp, Part, continuation_of, some_turns, texts_of
 from tokenloom.tests.frontend.server.api.test_continuation import ASKS, FORM, SCRIPTS
 from tokenloom.tests.frontend.server.http.served_app import DEADLINE_S, serving
 from tokenloom.tests.support.in_loop import in_loop
@@ -35,6 +35,7 @@ class Reader:
     def __init__(self, served: CutApp, num_parts: int | None = None) -> None:
         self._served, self._num_parts = served, num_parts
         self.parts: list[bytes] = []
+        self.sent: list[Part] = []  # with the tokens that they show
         self.head: dict[bytes, bytes] = {}
         self.status = 0
         self._left = asyncio.Event()
@@ -44,6 +45,7 @@ class Reader:
             self.status, self.head = message["status"], dict(message["headers"])
         elif not self._left.is_set():
             self.parts.append(message.get("body", b""))
+            self.sent.append(Part(self.parts[-1], message.get(SHOWN)))
             if len(self.parts) == self._num_parts:
                 self._left.set()
 
@@ -67,11 +69,16 @@ class Reader:
         leaving.cancel()
         return task
 
-    async def post(self, name: str, **headers: str) -> asyncio.Task[None]:
+    async def post(self, name: str, begun: Continuation | None = None, **headers: str) -> asyncio.Task[None]:
+        """Start a request for a stream; `begun`: of an earlier frontend."""
         path, fields = ASKS[name]
         body = json.dumps({**fields, "stream": True, "seed": 3}).encode()
-        with working_on(continuation_of([])):
+        with working_on(begun or continuation_of([])):
             return await self.ask("POST", path, body, **headers)
+
+    @property
+    def has_id(self) -> bool:
+        return bool(_ID.search(b"".join(self.parts)))
 
     @property
     def last_id(self) -> str:
@@ -95,6 +102,7 @@ async def test_a_reader_that_leaves_after_any_event_gets_the_rest(served: CutApp
     await calm.post(name)
     assert not _ID.search(calm.events) and len(calm.parts) > 9
     for num_parts in range(1, len(calm.parts), 4):
+        served.streams.by_id.clear()  # all have the same nonce
         first = Reader(served, num_parts)
         task = await first.post(name, x_stream_resume="60")
         rest = Reader(served)
