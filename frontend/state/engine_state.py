@@ -12,6 +12,7 @@ from .database import Database
 from .files import Files
 from .folder import FILES
 from .responses import ResponseStore
+from .usage import StateUsage
 
 logger = logging.getLogger("tokenloom.state")
 
@@ -29,6 +30,9 @@ class EngineState:
         self.files: Files | None = None
         if config.state_dir is not None:
             self.files = Files(self.database, Path(config.state_dir) / FILES, config.file_quota_bytes)
+
+    async def usage(self) -> StateUsage:
+        return await self.database.read(lambda database: StateUsage.read(database, self.database.path.parent))
 
     async def sweep(self) -> None:
         """Remove files that have expired or were left, now and every SWEEP_S, until it is cancelled."""

@@ -58,13 +58,6 @@ class Page(NamedTuple):
     has_more: bool
 
 
-class Usage(NamedTuple):
-    """Files that are stored, of all owners."""
-
-    num_files: int
-    num_bytes: int
-
-
 class FileHeld(Exception):
     """A file cannot be deleted, since something still reads it."""
 
@@ -182,11 +175,6 @@ class Files:
     async def open(self, record: FileRecord) -> FileReader:
         """Return the content of a file, to be closed."""
         return await self.in_thread(FileReader, self._folder / record.id)
-
-    async def usage(self) -> Usage:
-        query = "SELECT COUNT(*), TOTAL(num_bytes) FROM files"
-        count, total = await self._database.read(lambda database: database.execute(query).fetchone())
-        return Usage(count, int(total))
 
     # ── removing ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tokenloom.tests.support.waiting import wait_until
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, open_http, open_openai
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, open_http, open_openai, samples
 from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.test_http_stored import LONG, PATH, begun, ended, events, made
 
@@ -68,6 +68,9 @@ def test_files_and_responses_go_on_after_a_kill_of_every_process(tmp_path: Path)
             deltas = "".join(event["delta"] for event in everything if event["type"] == "response.output_text.delta")
             calm = made(http, **body | {"background": False, "stream": False})
             assert deltas == calm["output"][0]["content"][0]["text"]
+            shown = samples(http)
+            assert shown["tokenloom_state_files"] == 1 and shown["tokenloom_state_file_bytes"] == len(LINES)
+            assert http.get("/dashboard/data").json()["state_folder"]["num_responses"] == 3
         with open_openai(engine.url, KEY) as client:
             assert client.files.content(kept_file.id).content == LINES
         wait_until(lambda: [path.name for path in files.iterdir()] == [kept_file.id], "the half upload is left")

@@ -154,6 +154,8 @@ class AdminEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus' text format. It needs no key, as scrapers expect."""
+        if (state := self._frontend.metrics.state) is not None:
+            await state.refresh()
         return Response(self._frontend.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:

@@ -133,6 +133,8 @@ async def _serve(
         block_size=spec.config.block_size if spec.shares_prefixes else 0,
     )
     state = EngineState(spec, peers.index)
+    if frontend.metrics.state is not None:
+        frontend.metrics.state.read = state.usage
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, state.responses, peers)
     stored = FileEndpoints(state.files, is_strict=spec.config.strict_fields).endpoints()
     streams = ResumableStreams(f"{peers.index}-", keeper.journal if spec.config.keep_connections else None)

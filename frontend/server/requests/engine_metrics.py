@@ -31,6 +31,7 @@ from ..metrics.encoder_metrics import EncoderMetrics
 from ..metrics.registry import Counter, Gauge, Histogram, Registry
 from ..metrics.shared_counts import MAX_SHOWN, FrontendCounts, SharedCounts
 from ..metrics.speculation_metrics import SpeculationMetrics
+from ..metrics.state_metrics import StateMetrics
 from ..metrics.tier_metrics import TierMetrics
 from ..metrics.tracing import Timeline, Tracing
 from .engine_gauges import OWN_GAUGES, new_gauges
@@ -102,13 +103,14 @@ class EngineMetrics:
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
         is_speculating = speculation_options(spec.config.speculation) is not None
         self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
+        self.state = None if spec.config.state_dir is None else StateMetrics()
         self.answers = AnswerMetrics(has_audio=spec.model.audio is not None)
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(
             "vllm:" if is_vllm else "tokenloom_", {"model_name": spec.served_model_name, "engine": "0"}
         )
-        parts = (self.core, self.tiers, self.adapters, self.encoder, self.speculation)
+        parts = (self.core, self.tiers, self.adapters, self.encoder, self.speculation, self.state)
         gauges = new_gauges(self, spec)
         counted = [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
         counted += self.answers.metrics

@@ -84,6 +84,8 @@ class PageEndpoints:
         health = self._frontend.health()
         metrics, others = self._frontend.metrics, self._frontend.shared.others
         joined = metrics.registry.joined
+        if metrics.state is not None:
+            await metrics.state.refresh()
         body: JsonObject = {
             "model": self._spec.served_model_name,
             "version": tokenloom_version(),
@@ -102,6 +104,7 @@ class PageEndpoints:
             "tiers": None if metrics.tiers is None else metrics.tiers.summary(),
             "adapters": None if metrics.adapters is None else metrics.adapters.summary(),
             "speculation": None if metrics.speculation is None else metrics.speculation.summary(),
+            "state_folder": None if metrics.state is None else metrics.state.summary(),
             "phases": self._frontend.start_phases,
             "totals": {
                 "generation_tokens": joined(metrics.generation_tokens).sum,

@@ -29,6 +29,7 @@ from tokenloom.tests.frontend.bench import Bench
 from tokenloom.tests.support.engine_specs import new_spec
 
 GOLDEN = Path(__file__).parent / "metric_names.txt"
+ALL = {"kv_disk": "/disk", "enable_lora": True, "speculation": "lookup", "http": "0", "state_dir": "/state"}
 DASHBOARDS = Path(__file__).parents[4] / "docs/operate/dashboards"
 
 
@@ -51,9 +52,9 @@ def names(metrics: EngineMetrics) -> list[str]:
 
 def test_names_and_types_equal_the_golden_file() -> None:
     golden = GOLDEN.read_text().split("\n")[:-1]
-    assert names(new_metrics(kv_disk="/disk", enable_lora=True, speculation="lookup")) == golden
-    # of engines with tiers, adapters, speculation
-    optional = (" tokenloom_tier_", " tokenloom_adapter_", " tokenloom_lora_", " tokenloom_spec_")
+    assert names(new_metrics(**ALL)) == golden
+    # of engines with tiers, adapters, speculation, a state folder
+    optional = (" tokenloom_tier_", " tokenloom_adapter_", " tokenloom_lora_", " tokenloom_spec_", " tokenloom_state_")
     plain = [line for line in golden if not any(prefix in line for prefix in optional)]
     assert names(new_metrics(speculation="off")) == plain
 
