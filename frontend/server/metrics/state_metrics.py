@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import TokenloomError
+from ....ipc.spec.config.engine_spec import EngineSpec
 from ...state.usage import StateUsage
 from .registry import Gauge, Metric
 
@@ -31,6 +32,10 @@ class StateMetrics:
             Gauge("state_response_bytes", "Bytes of stored responses.", lambda: self._usage.response_bytes),
             Gauge("state_free_bytes", "Free bytes of the state folder's disk.", lambda: self._usage.free_bytes),
         ]
+
+    @classmethod
+    def of(cls, spec: EngineSpec) -> StateMetrics | None:
+        return None if spec.config.state_dir is None else cls()
 
     async def refresh(self) -> None:
         """Read the values anew; keep the former ones if that fails or takes longer than PATIENCE_S."""

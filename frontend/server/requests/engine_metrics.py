@@ -103,7 +103,7 @@ class EngineMetrics:
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
         is_speculating = speculation_options(spec.config.speculation) is not None
         self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
-        self.state = None if spec.config.state_dir is None else StateMetrics()
+        self.state = StateMetrics.of(spec)
         self.answers = AnswerMetrics(has_audio=spec.model.audio is not None)
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
