@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from ....ipc.codec import JsonObject
 from ....ipc.errors import ConfigError, Overloaded
 from ....ipc.messages.client import Submit
 from ....ipc.process.log import is_worth_a_line
@@ -51,6 +53,20 @@ class Timeline:
     num_tokens: int = 0
     num_resumed: int = 0  # tokens of earlier attempts, which the client already has
     shown_key: str = ""  # a random key, set when the dashboard first shows the answer
+
+    def shown(self, now: float) -> JsonObject:
+        """Return the answer for the dashboard. Request ids are secrets of their callers, so it has a random key
+        instead, with which it can be aborted."""
+        self.shown_key = self.shown_key or secrets.token_hex(16)
+        return {
+            "key": self.shown_key,
+            "adapter": self.submit.adapter,
+            "state": "running" if self.started_at else "waiting",
+            "age_s": now - self.arrived_at,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_tokens": self.num_tokens,
+            "tokens_per_s": self.num_tokens and self.num_tokens / (now - self.started_at),
+        }
 
 
 class _Complaints(logging.Handler):

@@ -12,7 +12,6 @@ that vLLM has, too, has vLLM's name. While no request is open, these equations h
 from __future__ import annotations
 
 import hmac
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -165,23 +164,9 @@ class EngineMetrics:
         return len(self._timelines)
 
     def open_answers(self, limit: int) -> list[JsonObject]:
-        """Return up to `limit` open answers, oldest first, for the dashboard. Request ids are secrets of their callers,
-        so each answer has a random key instead, with which it can be aborted."""
-        now, shown = time.monotonic(), list(islice(self._timelines.values(), limit))
-        for each in shown:
-            each.shown_key = each.shown_key or secrets.token_hex(16)
-        return [
-            {
-                "key": each.shown_key,
-                "adapter": each.submit.adapter,
-                "state": "running" if each.started_at else "waiting",
-                "age_s": now - each.arrived_at,
-                "num_prompt_tokens": each.num_prompt_tokens,
-                "num_tokens": each.num_tokens,
-                "tokens_per_s": each.num_tokens and each.num_tokens / (now - each.started_at),
-            }
-            for each in shown
-        ]
+        """Return up to `limit` open answers, oldest first, for the dashboard."""
+        now = time.monotonic()
+        return [each.shown(now) for each in islice(self._timelines.values(), limit)]
 
     def find_answer(self, shown_key: str) -> int | None:
         """Return the core's key of the open answer that was shown with the key `shown_key`; None if there is none."""
