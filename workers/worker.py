@@ -261,6 +261,7 @@ class Worker:
                 self._media,
                 self.adapters,
                 self._pooling,
+                has_token_types=self._spec.model.num_token_types > 1,
             ),
         )
 

@@ -131,7 +131,7 @@ class BaseClient(Generic[DoneT]):
             firsts = [first for first, _ in pairs]
             submits = self._pool_submits(firsts, pooling_params, "score", options)
             return [
-                msgspec.structs.replace(submit, text_pair=second)
+                msgspec.structs.replace(submit, text_pair=second, params=submit.params.replace(truncation_side="right"))
                 for submit, (_, second) in zip(submits, pairs, strict=True)
             ]
         if "embed" not in info.pooling_tasks:

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from . import text_encoders
 from .checkpoints import tiny_checkpoint
 
 Head = Literal["none", "sequence", "token", "reward", "steps"]
@@ -53,13 +54,15 @@ class Headed(NamedTuple):
 
 def headed_checkpoint(folder: Path, family: str, head: Head, num_labels: int = 3, **fields: object) -> Headed:
     """Write a checkpoint of `family` with a head. `fields` replace those of config.json, of the head's too."""
-    tiny_checkpoint(folder, family, num_hidden_layers=2, **fields)
+    layers = {} if family in text_encoders.CONFIGS else {"num_hidden_layers": 2}
+    tiny_checkpoint(folder, family, **layers, **fields)
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     path = folder / "config.json"
     config = AutoConfig.from_pretrained(folder)
     config.num_labels = num_labels
-    config.pad_token_id = None
+    if layers:
+        config.pad_token_id = None  # else transformers looks for it in a prompt, whose last token it reads
     torch.manual_seed(7)
     if head in REWARDS:
         return _reward_checkpoint(folder, config, head, num_labels)

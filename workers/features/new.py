@@ -15,6 +15,7 @@ from .adapters.adapter_loader import AdapterLoader
 from .kv_copies.kv_copies import KVCopies
 from .pooling.pooler import Pooler
 from .pooling.pooling_layers import PoolingLayers
+from .pooling.token_types import TokenTypes
 
 
 def new_features(
@@ -26,9 +27,11 @@ def new_features(
     media: RunnerFeature | None,
     adapters: AdapterLoader | None,
     pooling: PoolingLayers | None,
+    has_token_types: bool = False,
 ) -> list[RunnerFeature]:
     """Return the features in the order of their parts in a step. blocks, arena, local_ranks: as for
-    KVCopies. pooling: on rank 0, which alone returns results."""
+    KVCopies. pooling: on rank 0, which alone returns results. has_token_types:
+    of an encoder."""
     features: list[RunnerFeature] = []
     if arena is not None:
         features.append(KVCopies(arena, blocks, group, local_ranks))
@@ -36,6 +39,8 @@ def new_features(
         features.append(media)
     if adapters is not None:
         features.append(AdapterFills(adapters, batch, is_on_cpu=blocks[0].device.type == "cpu"))
+    if has_token_types:
+        features.append(TokenTypes())
     if pooling is not None:
         features.append(Pooler(pooling))
     return features

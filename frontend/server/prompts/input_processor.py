@@ -29,7 +29,7 @@ from ...forms.prompt_limits import PromptLimits
 from ...forms.prompts import check_text
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
-from ..text.tokenizer import Tokenizer, head_of
+from ..text.tokenizer import Tokenizer, head_of, tail_of
 from .clip_prompts import check_clip
 from .pair_prompts import PairPrompts
 from .pooling_rules import PoolingRules
@@ -276,9 +276,12 @@ class InputProcessor:
         num_kept = params.truncate_prompt_tokens
         if num_kept == -1:
             num_kept = max(self.max_model_len - num_reserved, 1)
-        token_ids, is_begin = prompt.token_ids, params.truncation_side == "right"
-        kept = head_of(self._tokenizer, token_ids, num_kept) if is_begin else token_ids[-4 * num_kept :]
-        return Prompt(kept, prompt.text)
+        token_ids = prompt.token_ids
+        if params.truncation_side == "right":
+            kept = head_of(self._tokenizer, token_ids, num_kept)
+        else:
+            kept = tail_of(self._tokenizer if self._pooling.keeps_begin else None, token_ids, num_kept)
+        return msgspec.structs.replace(prompt, token_ids=kept)
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """Raise RequestError for ids outside the vocabulary, or if min_tokens is set but only end tokens are

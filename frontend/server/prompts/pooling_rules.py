@@ -39,6 +39,12 @@ class PoolingRules:
                 + ", ".join(self.config.tasks)
             )
 
+    @property
+    def keeps_begin(self) -> bool:
+        """Whether a prompt that is cut at its beginning keeps the tokens before a text: an encoder's result is read at
+        the first."""
+        return self._model.is_encoder
+
     def resolve(self, pooling: PoolingParams, prompt: Prompt) -> PoolingParams:
         """Return the parameters with the model's own choices in place of None. RequestError if the model does not serve
         the task, or the task does not have a parameter that is given."""

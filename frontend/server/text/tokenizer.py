@@ -166,9 +166,21 @@ class Tokenizer:
     @cached_property
     def text_end(self) -> bytes:
         """The encoded ids that the checkpoint appends to a text, such as an embedding model's last token."""
+        return self._around[1]
+
+    @cached_property
+    def text_begin(self) -> bytes:
+        """The encoded ids that the checkpoint puts before a text, such as an encoder's [CLS]."""
+        return self._around[0]
+
+    @cached_property
+    def _around(self) -> tuple[bytes, bytes]:
         bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
-        ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
-        return encode_ids(next(ends, ()))
+        begins = (begin for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
+        begin = next(begins, None)
+        if begin is None:
+            return b"", b""
+        return encode_ids(whole[:begin]), encode_ids(whole[begin + len(bare) :])
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
@@ -209,6 +221,15 @@ def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> byt
     if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
         return token_ids[: 4 * num_kept]
     return token_ids[: 4 * num_kept - len(end)] + end
+
+
+def tail_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
+    """Return the last `num_kept` of encoded ids. If the prompt begins with the tokens that the checkpoint puts before a
+    text, these stay at the beginning of the result and count in `num_kept`."""
+    begin = b"" if tokenizer is None else tokenizer.text_begin[: 4 * num_kept]
+    if len(token_ids) <= 4 * num_kept or not token_ids.startswith(begin) or len(begin) == 4 * num_kept:
+        return token_ids[-4 * num_kept :]
+    return begin + token_ids[len(token_ids) - 4 * num_kept + len(begin) :]
 
 
 def special_token(config: JsonObject, name: str) -> str | None:

@@ -26,6 +26,7 @@ from .hybrids.short_conv import CONV_FAMILIES
 from .model_config import ModelConfig, ModelImplementation, OutputRules
 from .multimodal import language_model
 from .pooling import heads
+from .pooling.encoder_heads import encoder_head
 from .pooling.heads import Headed
 from .pooling.pooling_config import PoolingConfig
 from .pooling.sentence_files import with_sentence_files
@@ -131,6 +132,9 @@ def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -
         bos_token_id=file.whole("bos_token_id", least=-1) if "bos_token_id" in file else None,
         **fields,
     )
+    if config.is_encoder:
+        head = encoder_head(file, architecture, config.hidden_size)
+        config = msgspec.structs.replace(config, pooling=msgspec.structs.replace(config.pooling, head=head))
     if not any(layer.has_attention for layer in config.layers):
         fields_of_kinds = "layer_types, layers_block_type, hybrid_override_pattern or attn_layer_indices"
         file.refuse_native(f"a model in which no layer attends ({fields_of_kinds}) has no native layers")

@@ -16,6 +16,7 @@ from .....ipc.messages.client import Submit
 from .....ipc.params.pooling_params import PoolingParams, PoolingTask
 from .....ipc.params.sampling_params import SamplingParams
 from ....forms.openai.errors import encode_json
+from ....forms.openai.generation import Scheduled
 from ....forms.openai.params import given_params
 from ....forms.pooling.pooling_body import ScoreRequest
 from ....forms.pooling.rerank_body import RerankRequest
@@ -43,7 +44,6 @@ class PairScores(PooledResults):
     ) -> None:
         """`tasks`: those that the model serves. RequestError if it scores no pairs."""
         self._pairs, self._place_by_text = pairs, dict[str, int]()
-        params = params.replace(max_tokens=1)
         if "score" in tasks:
             pooling = PoolingParams(task="score", use_activation=use_activation)
             texts = [first for first, _ in pairs]
@@ -93,7 +93,7 @@ class Scores(PairScores):
             )
         pairs = list(zip(firsts, seconds, strict=True))
         request_id = new_id("score", body.request_id)
-        super().__init__(engine, model, request_id, pairs, given_params(body), body.use_activation, tasks)
+        super().__init__(engine, model, request_id, pairs, _params(body), body.use_activation, tasks)
 
     async def whole(self) -> bytes:
         with self.run() as run:
@@ -113,7 +113,7 @@ class Reranking(PairScores):
         if body.top_n is not None and body.top_n < 0:
             raise RequestError(f"top_n must be at least 0, got {body.top_n}")
         pairs = [(body.query, each.text or "") for each in parsed.inputs]
-        params = given_params(body)
+        params = _params(body)
         if body.truncate:
             params = params.replace(truncate_prompt_tokens=-1, truncation_side=side_of(body.truncation_direction))
         use_activation = False if body.raw_scores else body.use_activation
@@ -138,6 +138,11 @@ class Reranking(PairScores):
         found: JsonObject = {"index": index, "relevance_score": score}
         is_shown = self._body.return_documents is not False
         return found | ({"document": {"text": self._pairs[index][1]}} if is_shown else {})
+
+
+def _params(body: Scheduled) -> SamplingParams:
+    """Return the parameters of the requests. A pair is cut at its end, unless the body names the other side."""
+    return given_params(body, max_tokens=1, truncation_side=body.truncation_side or "right")
 
 
 def _submits(request_id: str, texts: Sequence[str], params: SamplingParams, pooling: PoolingParams) -> list[Submit]:
