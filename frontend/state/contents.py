@@ -34,35 +34,33 @@ class PartFile:
         self._place = folder / file_id
         self._path = folder / f"{file_id}{PART}"
         self._lock = threading.Lock()
-        self._fd = _created(self._path)
+        self._file = os.fdopen(_created(self._path), "r+b", buffering=0)
 
     def write(self, data: Sequence[bytes]) -> None:
         with self._lock:
             for piece in data:
                 rest = memoryview(piece)
-                while rest and self._fd >= 0:
-                    rest = rest[os.write(self._fd, rest) :]
+                while rest and not self._file.closed:
+                    rest = rest[self._file.write(rest) :]
 
     def put_in_place(self) -> None:
         """Write all to the disk under the file's name."""
         with self._lock:
-            os.fsync(self._fd)
+            os.fsync(self._file.fileno())
             os.rename(self._path, self._place)
             self._path = self._place
             sync_folder(self._place.parent)
 
     def close(self) -> None:
         with self._lock:
-            os.close(self._fd)
-            self._fd = -1
+            self._file.close()
 
     def remove(self) -> None:
         """Remove the file, and close it."""
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
-            os.close(self._fd)
-            self._fd = -1
+            self._file.close()
 
 
 class FileReader:
@@ -70,16 +68,16 @@ class FileReader:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        self._fd = os.open(path, _READ)
+        self._file = os.fdopen(os.open(path, _READ), "rb", buffering=0)
 
     def read(self) -> bytes:
         """Return the next bytes; b"" at the end."""
         with self._lock:
-            return os.read(self._fd, READ_BYTES)
+            return self._file.read(READ_BYTES)
 
     def close(self) -> None:
         with self._lock:  # a thread may still read for a caller that has left
-            os.close(self._fd)
+            self._file.close()
 
 
 class Leftover:

@@ -28,4 +28,4 @@ class StateUsage(NamedTuple):
         """Return the present usage. OSError if the folder cannot be asked for its disk."""
         counts = [int(value) for value in database.execute(_QUERY).fetchone()]
         status = os.statvfs(folder)
-        return cls(*counts, status.f_bavail * status.f_frsize)
+        return cls._make([*counts, status.f_bavail * status.f_frsize])

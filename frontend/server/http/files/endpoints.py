@@ -22,6 +22,7 @@ from ..middleware import owner_of
 from .upload import receive_upload
 
 PATH = "/v1/files"
+CONTENT_TYPE = "application/octet-stream"
 MAX_LISTED = 10_000  # files per page; OpenAI's limit
 
 
@@ -39,7 +40,7 @@ class FileEndpoints:
             Endpoint(PATH, self.list, "Files: ?limit=10000&order=desc&after=ID&purpose=batch"),
             Endpoint(one, self.retrieve, "A file, without its content"),
             Endpoint(one, self.delete, "Delete a file", other_method="DELETE"),
-            Endpoint(f"{one}/content", self.content, "The content of a file", media_type="application/octet-stream"),
+            Endpoint(f"{one}/content", self.content, "The content of a file", media_type=CONTENT_TYPE),
         ]
 
     @property
@@ -88,13 +89,15 @@ class FileEndpoints:
 
     async def content(self, request: Request) -> Response:
         record = await self._find(request)
-        reader = await self._files.open(record)
         headers = {
             "content-length": str(record.num_bytes),
             "content-disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}",
             "x-content-type-options": "nosniff",
         }
-        return StreamingResponse(self._pieces(reader), headers=headers, media_type="application/octet-stream")
+        if request.method == "HEAD":
+            return Response(headers=headers, media_type=CONTENT_TYPE)
+        reader = await self._files.open(record)
+        return StreamingResponse(self._pieces(reader), headers=headers, media_type=CONTENT_TYPE)
 
     async def _pieces(self, reader: FileReader) -> AsyncGenerator[bytes, None]:
         try:

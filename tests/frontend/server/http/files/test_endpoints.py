@@ -79,6 +79,8 @@ async def test_openais_client_uploads_lists_reads_and_deletes(served: Served) ->
     assert [each.id async for each in files.list(order="asc", purpose="batch")] == [first.id]
     assert (await files.retrieve(first.id)).to_dict() == first.to_dict()
     assert (await files.content(first.id)).content == LINES
+    head = await served.http[0].head(f"/v1/files/{first.id}/content")
+    assert head.headers["content-length"] == str(len(LINES)) and head.content == b""
     assert (await files.content(third.id)).content == b""
     assert (await files.delete(first.id)).deleted
     with pytest.raises(openai.NotFoundError, match=f"No such File object: {first.id}"):
