@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...ipc.errors import TokenloomError
 from ...ipc.spec.config.engine_spec import EngineSpec
+from .batches.store import reader_of
 from .database import Database
 from .files import Files
 from .folder import FILES
@@ -29,7 +30,7 @@ class EngineState:
         self.responses = ResponseStore(self.database, config, index)
         self.files: Files | None = None
         if config.state_dir is not None:
-            self.files = Files(self.database, Path(config.state_dir) / FILES, config.file_quota_bytes)
+            self.files = Files(self.database, Path(config.state_dir) / FILES, config.file_quota_bytes, [reader_of])
 
     async def usage(self) -> StateUsage:
         return await self.database.read(lambda database: StateUsage.read(database, self.database.path.parent))

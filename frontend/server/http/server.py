@@ -42,6 +42,7 @@ from ..requests.frontend import Frontend
 from .acceptor import Acceptor
 from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
+from .batches.service import EngineBatches
 from .connections import Connections, HttpConnection, connection_limit
 from .files.endpoints import FileEndpoints
 from .kept.adoption import adopt
@@ -136,7 +137,10 @@ async def _serve(
     if frontend.metrics.state is not None:
         frontend.metrics.state.read = state.usage
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, state.responses, peers)
-    stored = FileEndpoints(state.files, is_strict=spec.config.strict_fields).endpoints()
+    files = FileEndpoints(state.files, is_strict=spec.config.strict_fields)
+    paths = frozenset(each.path for each in generating.of_batches())
+    batches = EngineBatches(engine, frontend, spec, state, peers, paths)
+    stored = [*files.endpoints(), *batches.endpoints()]
     streams = ResumableStreams(f"{peers.index}-", keeper.journal if spec.config.keep_connections else None)
     app = new_app(engine, frontend, spec, generating.endpoints(), peers, streams, stored)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
@@ -150,7 +154,7 @@ async def _serve(
     connections = Connections(spec.config.http_timeout_s, connection_limit(), on_refused)
     on_exhausted = partial(frontend.counts.update, ["accept_paused_for_descriptors"])
 
-    aside = [asyncio.ensure_future(work) for work in (_learn_form(frontend), state.sweep())]
+    aside = [asyncio.ensure_future(work) for work in (_learn_form(frontend), state.sweep(), batches.run(app))]
     turns.begin()  # before connections are adopted: if a request of theirs makes this process hang, that is noticed
     await generating.responses.resume()
     streams.restore()

@@ -18,14 +18,14 @@ class BatchMetrics:
         self._num_open_lines = 0
         self.lines = Counter("batch_lines_total", "Lines of batches that have ended.", ["outcome"])
         self.tokens = Counter("batch_tokens_total", "Tokens of ended lines of batches, by kind.", ["kind"])
-        self._gauges = [
+        self.gauges: list[Metric] = [
             Gauge("batches_open", "Batches that are not over, by status.", self._open_batches),
             Gauge("batch_lines_running", "Lines of batches whose requests were sent.", self._open_lines),
         ]
 
     @property
-    def metrics(self) -> list[Metric]:
-        return [self.lines, self.tokens, *self._gauges]
+    def counters(self) -> list[Counter]:
+        return [self.lines, self.tokens]
 
     def on_batches(self, statuses: Iterable[str]) -> None:
         """Record the statuses of the batches that are not over."""

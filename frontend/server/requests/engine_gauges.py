@@ -9,7 +9,8 @@ from ....ipc.messages.supervisor import Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ..metrics.registry import Gauge, Metric, Readings
 
-OWN_GAUGES = ("num_open_answers", "socket_queue_depth")  # of this frontend alone; others: of the whole engine
+# of this frontend alone; others: of the whole engine
+OWN_GAUGES = ("num_open_answers", "socket_queue_depth", "batches_open", "batch_lines_running")
 
 
 class MetricsState(Protocol):

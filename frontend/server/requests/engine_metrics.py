@@ -25,6 +25,7 @@ from ....ipc.spec.config.engine_spec import EngineSpec
 from ....ipc.spec.config.speculation import speculation_options
 from ..metrics.adapter_metrics import AdapterMetrics
 from ..metrics.answer_metrics import AnswerMetrics
+from ..metrics.batch_metrics import BatchMetrics
 from ..metrics.core_metrics import CoreMetrics
 from ..metrics.encoder_metrics import EncoderMetrics
 from ..metrics.registry import Counter, Gauge, Histogram, Registry
@@ -103,6 +104,7 @@ class EngineMetrics:
         is_speculating = speculation_options(spec.config.speculation) is not None
         self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
         self.state = StateMetrics.of(spec)
+        self.batches = None if spec.config.state_dir is None else BatchMetrics()
         self.answers = AnswerMetrics(has_audio=spec.model.audio is not None)
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
@@ -113,6 +115,9 @@ class EngineMetrics:
         gauges = new_gauges(self, spec)
         counted = [each for each in vars(self).values() if isinstance(each, (Counter, Histogram))]
         counted += self.answers.metrics
+        if self.batches is not None:  # frontend 0 alone counts anything
+            counted += self.batches.counters
+            gauges += self.batches.gauges
         of_parts = [each for part in parts if part is not None for each in part.metrics]
         self.registry.metrics += [*gauges, *counted, *of_parts]
         # the other metrics follow from Progress, which every frontend gets

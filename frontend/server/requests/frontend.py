@@ -222,6 +222,11 @@ class Frontend:
         """Abort a request because its HTTP caller has disconnected."""
         self._requests.abort(session, request_id, "disconnect")
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused, since the engine ends."""
+        return self._requests.is_draining
+
     def abort_answer(self, shown_key: str) -> bool:
         """Abort the request of an open answer, of any client, by its key on the dashboard. Returns False if there is no
         such answer."""

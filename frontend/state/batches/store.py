@@ -291,10 +291,11 @@ class Batches:
         return await self._database.do(lambda database: delete_lines(database, NUM_DELETED)) == NUM_DELETED
 
 
-def is_input(database: sqlite3.Connection, file_id: str) -> bool:
-    """Return whether an open batch reads a file."""
-    query = "SELECT 1 FROM batches WHERE is_open AND input_file_id = ?"
-    return database.execute(query, (file_id,)).fetchone() is not None
+def reader_of(database: sqlite3.Connection, file_id: str) -> str | None:
+    """Return the id of an open batch that reads a file; None if there is none."""
+    query = "SELECT id FROM batches WHERE is_open AND input_file_id = ?"
+    row = database.execute(query, (file_id,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 def _read_body(path: Path | None, line: OpenLine) -> bytes | None:

@@ -21,6 +21,7 @@ from ....state.batches.record import BatchRecord, IllegalMove
 from ....state.batches.store import MAX_OPEN, Batches, StoredBatch
 from ...api.openai.local_engine import LocalEngine
 from ..endpoint import AnyBody, Endpoint
+from ..middleware import owner_of
 from ..peers import Peers
 from .clerk import BatchFiles
 from .runner import BatchRunner
@@ -43,14 +44,12 @@ class BatchEndpoints:
         peers: Peers,
         paths: frozenset[str],
         model: str,
-        owner_of: Callable[[Request], bytes],
         now: Callable[[], float],
     ) -> None:
-        """`runner`: that of frontend 0. `paths`: those that a batch may be for. `model`: the name of the
-        served model. `owner_of`: returns the owner of the objects that a request creates. `now`: by the clock of the
-        state."""
+        """`runner`: that of frontend 0. `paths`: those that a batch may be for. `model`: the name of the served model.
+        `now`: by the clock of the state."""
         self._engine, self._batches, self._files, self._runner = engine, batches, files, runner
-        self._peers, self._paths, self._model, self._owner_of, self._now = peers, paths, model, owner_of, now
+        self._peers, self._paths, self._model, self._now = peers, paths, model, now
 
     def endpoints(self) -> list[Endpoint]:
         one = "/v1/batches/{batch_id}"
@@ -71,7 +70,7 @@ class BatchEndpoints:
                 f"endpoint is {body.endpoint!r:.80}: give one of {', '.join(sorted(self._paths))}",
                 param="endpoint",
             )
-        owner = self._owner_of(request)
+        owner = owner_of(request)
         if await self._files.input_path(owner, body.input_file_id) is None:
             message = f"no file of purpose batch has the id {body.input_file_id!r:.80}: upload it to /v1/files"
             raise HttpError(400, message, param="input_file_id")
@@ -108,7 +107,7 @@ class BatchEndpoints:
         if not given.isdecimal() or not 1 <= int(given) <= MAX_LISTED:
             raise RequestError(f"limit must be in [1, {MAX_LISTED}], got {given!r:.80}")
         after = request.query_params.get("after")
-        page = await self._batches.page(self._owner_of(request), after, int(given))
+        page = await self._batches.page(owner_of(request), after, int(given))
         if page is None:
             _refuse_unknown(after or "")
         data = [each.record.batch for each in page.batches]
@@ -117,14 +116,14 @@ class BatchEndpoints:
 
     async def retrieve(self, request: Request) -> Response:
         batch_id = request.path_params["batch_id"]
-        return _shown(await self._batches.get(self._owner_of(request), batch_id), batch_id)
+        return _shown(await self._batches.get(owner_of(request), batch_id), batch_id)
 
     async def cancel(self, request: Request) -> Response:
         batch_id = request.path_params["batch_id"]
         try:
-            found = await self._batches.cancel(self._owner_of(request), batch_id)
+            found = await self._batches.cancel(owner_of(request), batch_id)
         except IllegalMove:
-            found = await self._batches.get(self._owner_of(request), batch_id)
+            found = await self._batches.get(owner_of(request), batch_id)
             status = "over" if found is None else found.record.batch.status
             raise HttpError(409, f"Cannot cancel a batch with status '{status}'.", param="batch_id") from None
         await self._wake_runner(request)

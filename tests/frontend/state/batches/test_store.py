@@ -14,7 +14,7 @@ import pytest
 from tokenloom.frontend.forms.openai.batches.batch import BatchError, BatchUsage
 from tokenloom.frontend.state.batches.lines import LineEnd, LineState, LineTokens, OpenLine
 from tokenloom.frontend.state.batches.record import IllegalMove
-from tokenloom.frontend.state.batches.store import MAX_OPEN, Batches, LineOutcome, is_input
+from tokenloom.frontend.state.batches.store import MAX_OPEN, Batches, LineOutcome, reader_of
 from tokenloom.frontend.state.schema import TABLES
 from tokenloom.ipc.messages.intake import BatchChecked, FoundFault, FoundLine
 from tokenloom.tests.frontend.state.batches.test_record import new_record
@@ -183,9 +183,9 @@ async def test_cancel_and_expiry_keep_what_has_ended(_: PlainDatabase) -> None:
         lines = await batches.ended_lines(1, 0, 100, 1000)
         assert [(line.number, line.status) for line in lines] == [(1, 200), (2, 0), (3, 0), (4, 0), (5, 0)]
         assert [line.number for line in await batches.ended_lines(1, 1, 2, 1000)] == [2, 3]
-        assert is_input(database.connection, "file-1")
+        assert reader_of(database.connection, "file-1") == "batch_1"
         await batches.finish(1, "file-out", None)
-        assert not is_input(database.connection, "file-1")
+        assert reader_of(database.connection, "file-1") is None
         stored = await batches.get(OWNER, "batch_1")
         assert stored is not None
         batch = stored.record.batch
