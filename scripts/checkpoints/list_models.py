@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.spec.models.model_file import NATIVE, load_model_config
+from tokenloom.ipc.spec.models.model_file import ENCODERS, NATIVE, load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint, tiny_config
 from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
@@ -29,7 +29,7 @@ from tokenloom.workers.models.load import load_model
 PAGE = Path(__file__).resolve().parents[2] / "docs/learn/models.md"
 MARKS = ("<!-- native: begin -->\n", "<!-- native: end -->\n")
 CPU = torch.device("cpu")
-ARCHITECTURES = sorted(NATIVE)
+ARCHITECTURES = sorted(set(NATIVE) - ENCODERS.keys())  # encoders of text have a list of their own
 STEPS = {  # by whether the steps of an architecture's tiny models are one call
     frozenset([True]): "one C call",
     frozenset([False]): "C kernels, layer by layer",

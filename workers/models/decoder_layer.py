@@ -70,6 +70,7 @@ class DecoderLayer:
                 config.has_mlp_bias,
                 config.gate_scale,
                 config.mlp_output_scale,
+                has_up_bias=config.has_up_bias,
             )
         elif config.experts.is_beside_mlp:
             self._mlp = MixedMLP(loader, prefix, config, config.experts)
@@ -88,7 +89,7 @@ class DecoderLayer:
             return loader.norm(f"{prefix}{name}", config.hidden_size, config.norm)
 
         self._is_mixing = own.mixer != "none"
-        self._input_norm = norm(names.input_norm, self._is_mixing)
+        self._input_norm = norm(names.input_norm, self._is_mixing and own.has_input_norm)
         self._mixer_output_norm = norm(names.attention_output_norm, self._is_mixing)
         self._mlp_norm = norm(names.mlp_norm, own.has_mlp)
         self._mlp_output_norm = norm(names.mlp_output_norm, own.has_mlp)

@@ -65,6 +65,7 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A layer's own settings."""
 
     mixer: Mixer = "attention"  # what mixes the tokens; "both": the sum of attention and of a state's output
+    has_input_norm: bool = True  # False: the mixer reads the residual stream as it is
     has_mlp: bool = True
     window: int | None = None  # positions that a token attends to, its own included; None: all
     rope: int | None = 0  # index in ModelConfig.ropes; None: no positions (NoPE)
@@ -235,6 +236,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     gate_up: str = ""  # one tensor in place of gate and up, gates first
+    are_ups_first: bool = False  # in that tensor
     down: str = "mlp.down_proj"
     experts: str = "mlp"  # the block with router and experts; in files saved by transformers it may also be "mlp"
     expert_list: str = "experts"  # in the block, the prefix of an expert's number or of stacks; empty: there is none
@@ -306,6 +308,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_key_bias: bool = True  # False: with has_qkv_bias, only queries and values have a bias
     has_output_bias: bool = False
     has_mlp_bias: bool = False
+    has_up_bias: bool = True  # False: with has_mlp_bias, only the last matrix of the MLP has a bias
     has_head_bias: bool = False
     state: StateConfig | None = None  # of layers whose mixer is "state" or "both"
     has_output_gate: bool = False  # each query head has a gate behind it; its sigmoid is a factor of attention's output
