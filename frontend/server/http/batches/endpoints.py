@@ -19,7 +19,7 @@ from ....forms.openai.batches.batch import Batch, BatchRequest
 from ....forms.openai.errors import HttpError, json_response
 from ....state.batches.record import BatchRecord, IllegalMove
 from ....state.batches.store import MAX_OPEN, Batches, StoredBatch
-from ...api.openai.local_engine import LocalEngine
+from ...api.openai.body_reader import BodyReader
 from ..endpoint import AnyBody, Endpoint
 from ..middleware import owner_of
 from ..peers import Peers
@@ -37,7 +37,7 @@ class BatchEndpoints:
 
     def __init__(
         self,
-        engine: LocalEngine,
+        bodies: BodyReader,
         batches: Batches,
         files: BatchFiles,
         runner: BatchRunner | None,
@@ -48,7 +48,7 @@ class BatchEndpoints:
     ) -> None:
         """`runner`: that of frontend 0. `paths`: those that a batch may be for. `model`: the name of the served model.
         `now`: by the clock of the state."""
-        self._engine, self._batches, self._files, self._runner = engine, batches, files, runner
+        self._bodies, self._batches, self._files, self._runner = bodies, batches, files, runner
         self._peers, self._paths, self._model, self._now = peers, paths, model, now
 
     def endpoints(self) -> list[Endpoint]:
@@ -62,7 +62,7 @@ class BatchEndpoints:
         ]
 
     async def create(self, request: Request) -> Response:
-        body = (await self._engine.bodies.read(request, BatchRequest)).body
+        body = (await self._bodies.read(request, BatchRequest)).body
         body.check()
         if body.endpoint not in self._paths:
             raise HttpError(

@@ -51,7 +51,7 @@ class EngineBatches:
             self._runner = _new_runner(frontend, spec, state, state.files, batches)
         now = state.database.clock.now
         self._endpoints = BatchEndpoints(
-            engine, batches, state.files, self._runner, peers, paths, spec.served_model_name, now
+            engine.bodies, batches, state.files, self._runner, peers, paths, spec.served_model_name, now
         )
 
     def endpoints(self) -> list[Endpoint]:
