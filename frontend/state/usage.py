@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 _QUERY = """
 SELECT (SELECT COUNT(*) FROM files), (SELECT TOTAL(num_bytes) FROM files),
-       COUNT(*), TOTAL(is_open), TOTAL(num_bytes) FROM responses
+       (SELECT COUNT(*) FROM batches WHERE is_open), COUNT(*), TOTAL(is_open), TOTAL(num_bytes) FROM responses
 """
 
 
@@ -18,6 +18,7 @@ class StateUsage(NamedTuple):
 
     num_files: int = 0
     file_bytes: int = 0
+    num_open_batches: int = 0
     num_responses: int = 0
     num_open_responses: int = 0  # that are being made in the background
     response_bytes: int = 0
