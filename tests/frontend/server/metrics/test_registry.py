@@ -54,7 +54,7 @@ def test_names_and_types_equal_the_golden_file() -> None:
     golden = GOLDEN.read_text().split("\n")[:-1]
     assert names(new_metrics(**ALL)) == golden
     # of engines with tiers, adapters, speculation, a state folder
-    parts = ("tier_", "adapter_", "lora_", "spec_", "state_", "batch_", "batches_")
+    parts = ("tier_", "adapter_", "lora_", "spec_", "state_", "batch_lines", "batch_tokens", "batches_")
     optional = [f" tokenloom_{part}" for part in parts]
     plain = [line for line in golden if not any(prefix in line for prefix in optional)]
     assert names(new_metrics(speculation="off")) == plain
