@@ -109,9 +109,17 @@ def test_plain_answers_go_on_while_the_grammar_process_is_stopped(
     structured, stream = client.stream(PROMPT, SCHEMA), client.stream(PROMPT, GREEDY)
     begun, text = next(structured), next(stream)
     stopped.suspend()
-    text += "".join(stream)
-    assert stopped.status() == psutil.STATUS_STOPPED, "it is replaced before the plain answer ends"
+    num_before, num_while_stopped = len(text), 0
+    for piece in stream:
+        text += piece
+        if _is_stopped(stopped):  # after 5 s without an answer it is replaced
+            num_while_stopped = len(text) - num_before
+    assert num_while_stopped > len(text) / 10, "more than the steps that were on their way"
     assert [text, begun + "".join(structured)] == [each.outputs[0].text for each in calm[:2]]
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() == psutil.STATUS_STOPPED
 
 
 def test_a_resumed_supervisor_reports_no_process_as_hung(engine: Engine, client: Client) -> None:
