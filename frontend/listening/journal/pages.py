@@ -64,10 +64,10 @@ class Pages:
             os.ftruncate(fd, 0)
         os.ftruncate(fd, num_bytes)
         os.pwrite(fd, layout, 0)
-        self._map = mmap.mmap(fd, num_bytes)
+        self.map = mmap.mmap(fd, num_bytes)
         with contextlib.suppress(OSError):
-            self._map.madvise(_DONT_DUMP)
-        self.memory = memoryview(self._map)
+            self.map.madvise(_DONT_DUMP)
+        self.memory = memoryview(self.map)
         self._num_free_bytes = limits.max_bytes
 
     def place_of(self, number: int) -> int:
@@ -108,4 +108,4 @@ class Pages:
     def close(self) -> None:
         """Unmap the memory; its slots must not be used again."""
         self.memory.release()
-        self._map.close()
+        self.map.close()

@@ -47,7 +47,9 @@ class Slot:
     def __init__(self, pages: Pages, number: int, version: int) -> None:
         self.number, self.uncovered = number, Reason.NONE
         self._pages, self._version = pages, version
-        self._memory, self._place = pages.memory, pages.place_of(number)
+        self._memory, self._map, self._place = pages.memory, pages.map, pages.place_of(number)
+        self._tokens_place = self._place + TOKENS_PLACE
+        self._ring_place = self._place + TOKENS_END
         self.record = Record.read(self._memory, self._place)
         self._writer = TokenWriter()
         self._num_whole = 0  # banks with the present fields beside the progress; all only amid an answer
@@ -201,21 +203,20 @@ class Slot:
             return False
         if shown.num_cached != record.num_cached or shown.seed != record.seed:
             return False
-        memory, place, size = self._memory, self._place, len(data)
-        start = TOKENS_PLACE + record.tokens_len
-        if size > self._used[_RING] or start + WORD_BYTES > self._used[_TOKENS]:
+        tokens_len, size, used = record.tokens_len, len(data), self._used
+        if size > used[_RING] or TOKENS_PLACE + tokens_len + WORD_BYTES > used[_TOKENS]:
             return False
         choice, token_id = shown.tokens[0]
         if choice != self._writer.choice:
             return False
-        WORD.pack_into(memory, place + start, token_id)
-        ring = place + TOKENS_END
-        memory[ring : ring + size] = data
-        record.tokens_len += WORD_BYTES
+        memory, ring = self._memory, self._ring_place
+        WORD.pack_into(memory, self._tokens_place + tokens_len, token_id)
+        self._map[ring : ring + size] = data  # quicker than by a memoryview
+        record.tokens_len = tokens_len + WORD_BYTES
         record.out_begin = begin = record.out_end
         record.out_end = begin + size
         record.num_events = shown.num_events
-        record.write_progress(memory, place)
+        record.write_progress(memory, self._place)
         return True
 
     def put_tokens(self, shown: Shown) -> None:

@@ -106,6 +106,11 @@ class Continuation(msgspec.Struct):
         rendered = self.rendered  # once a part: hot
         self.rendered = []
         self.num_cached = self.rendered_cached
+        if len(rendered) == 1 and not self.new_sources:
+            choice, delta = rendered[0]
+            if len(delta.token_ids) == TOKEN_BYTES and delta.finish_reason is None and delta.logprobs is None:
+                token = (choice, int.from_bytes(delta.token_ids, "little"))
+                return Shown([token], [], self.num_events, self.num_cached, self.seed)
         tokens: list[tuple[int, int]] = []
         ended: list[tuple[int, FinishReason]] = []
         logprobs: list[tuple[int, bytes]] = []

@@ -239,7 +239,7 @@ class KeptAnswer:
             if cycle.flow.write_paused and not cycle.disconnected:
                 await cycle.flow.drain()
             if not cycle.disconnected:  # written as uvicorn does it
-                kept.transport.write_piece(b"".join((b"%x\r\n" % len(body), body, b"\r\n")), shown)
+                kept.transport.write_piece(b"%x\r\n%b\r\n" % (len(body), body), shown)
             return
         kind = message["type"]
         if kind == TOKENS:

@@ -25,6 +25,7 @@ class KeptTransport:
         self._end: State | None = None
         self.is_closing = transport.is_closing
         self.get_write_buffer_size = transport.get_write_buffer_size
+        self._put_next, self._write = slot.put_next, transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -49,18 +50,16 @@ class KeptTransport:
 
     def write_piece(self, data: bytes, shown: Shown | None, end: State | None = None) -> None:
         """Write a piece, behind the head if that still waits. Arguments as of `expect_piece`."""
-        head = self._head
-        if head:
-            self._head, data = b"", head + data
         if HAS_FAULTS:
             maybe_fail("http.journal")
-        num_pending = self.get_write_buffer_size()
-        if head or end is not None or num_pending or not self._slot.put_next(data, shown):
+        head, num_pending = self._head, self.get_write_buffer_size()
+        if head or end is not None or num_pending or not self._put_next(data, shown):
+            self._head, data = b"", head + data
             self._slot.put_out(data, num_pending, shown, end, is_head=bool(head))
         if HAS_FAULTS:
             maybe_fail("http.write")
         if data:
-            self._transport.write(data)
+            self._write(data)
             if HAS_FAULTS:
                 maybe_fail("http.written")
 
