@@ -60,6 +60,8 @@ def test_files_and_responses_go_on_after_a_kill_of_every_process(tmp_path: Path)
                 wait_until(lambda: any(path.name.endswith(".part") for path in files.iterdir()))
                 kill_everything(engine)
         engine.start_again()
+        held = [each.path for each in engine.child("frontend").open_files()]
+        assert str(tmp_path / "state" / "lock") in held, "it outlives the supervisor with the frontend"
         with open_http(engine.url, KEY) as http:
             assert http.get(f"{PATH}/{kept['id']}").json() == kept
             follow = {"stream": "true", "starting_after": str(seen[-1]["sequence_number"])}
