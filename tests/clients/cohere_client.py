@@ -1,4 +1,4 @@
-"""Cohere's own client against the engine's URL: both versions of its API, every type, truncation, a refusal."""
+"""Cohere's own client against the engine's URL: both versions of its API, every type, truncation, a refusal, rerank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import cohere
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 TEXTS = [f"text {i}" for i in range(200)]  # the client of version 1 sends them in three requests
+
+
+def reranked(client: cohere.Client | cohere.ClientV2) -> list[object]:
+    """Rank documents of which one is the query; return the places of the first two, and whether their scores fall."""
+    found = client.rerank(model="tokenloom-demo", query=TEXTS[7], documents=TEXTS[:10], top_n=2)
+    first, second = found.results
+    return [first.index, len(found.results), first.relevance_score > second.relevance_score]
 
 
 def main(url: str) -> None:
@@ -32,6 +39,7 @@ def main(url: str) -> None:
         seen["refused"] = error.body["error"]["param"]
     first = cohere.Client(api_key="none", base_url=url).embed(texts=TEXTS, model="tokenloom-demo")
     seen["first"] = [first.response_type, len(first.embeddings), first.texts == TEXTS]
+    seen["reranked"] = [reranked(client) for client in (second, cohere.Client(api_key="none", base_url=url))]
     print(json.dumps(seen))
 
 

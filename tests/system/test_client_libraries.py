@@ -79,6 +79,7 @@ def test_coheres_client(url: str) -> None:
         "cut": [2048, 8],
         "refused": "input_type",
         "first": ["embeddings_floats", 200, True],
+        "reranked": [[7, 2, True]] * 2,
     }
 
 

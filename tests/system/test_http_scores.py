@@ -10,7 +10,7 @@ import torch
 
 from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.support.headed_checkpoints import Headed, headed_checkpoint
-from tokenloom.tests.system.http_engine import ask
+from tokenloom.tests.system.http_engine import ask, samples
 
 TEXTS = ["Oslo lies at a fjord.", "A brick is red.", "no"]
 QUERY = "Which city lies at a fjord?"
@@ -109,6 +109,21 @@ def test_scores_of_pairs_are_transformers_in_any_of_their_names(ranks: httpx2.Cl
     ):
         answer = ranks.post("/score", json=body)
         assert answer.status_code == 400 and said in answer.json()["error"]["message"]
+
+
+def test_pooled_prompts_are_counted_by_task(ranks: httpx2.Client) -> None:
+    def counted() -> dict[str, float]:
+        found = samples(ranks)
+        return {
+            name: found.get(f"tokenloom_{name}_total{{score}}", 0.0)
+            for name in ("pooled_prompts", "pooled_prompt_tokens")
+        }
+
+    before = counted()
+    answer = ask(ranks, "/score", text_1=QUERY, text_2=TEXTS)
+    after = counted()
+    assert after["pooled_prompts"] - before["pooled_prompts"] == 3
+    assert after["pooled_prompt_tokens"] - before["pooled_prompt_tokens"] == answer["usage"]["total_tokens"]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])

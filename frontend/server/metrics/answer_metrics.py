@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ....ipc.params.pooling_params import PoolingParams
 from ...forms.openai.unparsed import REASONS, UnparsedCall
 from .registry import Counter
 
@@ -20,7 +21,9 @@ class AnswerMetrics:
         for reason in REASONS:
             self._unparsed.add(0, reason)
         self._heard = Counter("transcribed_audio_seconds_total", "Seconds of clips that were transcribed.")
-        self.metrics = [self._unparsed]
+        self._pooled = Counter("pooled_prompts_total", "Prompts that were pooled to the end, by task.", ["task"])
+        self._pooled_tokens = Counter("pooled_prompt_tokens_total", "Tokens of these prompts, by task.", ["task"])
+        self.metrics = [self._unparsed, self._pooled, self._pooled_tokens]
         if has_audio:
             self.metrics.append(self._heard)
         self._logged = set[str]()  # markers of the forms that the log names
@@ -28,6 +31,12 @@ class AnswerMetrics:
     def on_heard(self, duration_s: float) -> None:
         """Add the seconds of a clip that was transcribed or translated."""
         self._heard.add(duration_s)
+
+    def on_pooled(self, pooling: PoolingParams, num_tokens: int) -> None:
+        """Count a prompt that was pooled to the end."""
+        task = str(pooling.task)
+        self._pooled.add(1, task)
+        self._pooled_tokens.add(num_tokens, task)
 
     def on_unparsed(self, call: UnparsedCall) -> None:
         """Count an answer with a call that was not read."""

@@ -101,8 +101,8 @@ class EngineMetrics:
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
-        is_speculating = speculation_options(spec.config.speculation) is not None
-        self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
+        speculation = speculation_options(spec.config.speculation)
+        self.speculation = None if speculation is None else SpeculationMetrics(self._increase)
         self.state = StateMetrics.of(spec)
         self.batches = None if spec.config.state_dir is None else BatchMetrics()
         self.answers = AnswerMetrics(has_audio=spec.model.audio is not None)
@@ -267,8 +267,11 @@ class EngineMetrics:
             self.adapters.on_end(timeline.submit.adapter, timeline.num_prompt_tokens, timeline.num_tokens)
         if answer.index == 0:
             self.param_n.observe(timeline.submit.params.n)
-        if answer.request.processed is not None and timeline.submit.pooling is None:
-            self.param_max_tokens.observe(answer.request.processed.core.max_tokens)
+        if (processed := answer.request.processed) is not None:
+            if processed.core.pooling is None:
+                self.param_max_tokens.observe(processed.core.max_tokens)
+            elif answer.embedding is not None:
+                self.answers.on_pooled(processed.core.pooling, timeline.num_prompt_tokens)
         if timeline.started_at:
             self.inference.observe(now - timeline.started_at)
         if timeline.first_at:
