@@ -54,7 +54,7 @@ OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the lim
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine
 OF_ENGINE = "tokenloom.of_engine"  # scope key: the engine itself asks, for a caller that it has checked
 OWNER_BYTES = 16
-_STORED = re.compile(r"(/v1/(?:responses/(?!input_tokens(?![^/]))|streams/))[^/]+")
+_STORED = re.compile(r"(/v1/(?:responses/(?!input_tokens(?![^/]))|streams/|files/|batches/))[^/]+")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 

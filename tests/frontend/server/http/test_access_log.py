@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenloom.frontend.server.api.openai.events import SERVER_SEND
 from tokenloom.frontend.server.http.access_log import MAX_ERRORS_PER_S, AccessLog
-from tokenloom.frontend.server.http.middleware import HttpMiddleware
+from tokenloom.frontend.server.http.middleware import HttpMiddleware, shown_path
 from tokenloom.frontend.server.metrics.access_record import access_record
 from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.scripts.bench.engine_steps import Calls
@@ -126,5 +126,7 @@ def test_a_logged_request_costs_few_calls(capfd: pytest.CaptureFixture[str], has
 
 def test_the_id_of_a_stored_response_is_not_logged(capfd: pytest.CaptureFixture[str]) -> None:
     paths = ("/v1/responses/resp_mine_5ec7e7", "/llm/v1/responses/resp_5ec7e7/cancel", "/v1/responses/input_tokens")
+    stored = ("/v1/files/file-5ec7e7/content", "/v1/batches/batch_5ec7e7/cancel", "/v1/files")
+    assert [shown_path(path) for path in stored] == ["/v1/files/ID/content", "/v1/batches/ID/cancel", "/v1/files"]
     found = [line.split()[2] for line in lines(capfd, new_log(has_all=True), *paths, "/v1/responses")]
     assert found == ["/v1/responses/ID", "/llm/v1/responses/ID/cancel", "/v1/responses/input_tokens", "/v1/responses"]
