@@ -86,7 +86,10 @@ def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplem
         return _parse_headed(file, generation, architecture, headed)
     is_native = architecture in NATIVE
     if not is_native and not CAUSAL.search(architecture):
-        file.refuse(f"architecture {architecture:.100} is not supported: it is no causal language model")
+        file.refuse(
+            f"architecture {architecture:.100} is not supported: it is neither a causal language model nor one of the "
+            "encoders of text that are"
+        )
     if not is_native and implementation == "native":
         file.refuse(
             f"architecture {architecture:.100} has no native model: leave out --model-impl; native are "

@@ -120,8 +120,8 @@ def test_a_model_that_was_not_fetched_has_the_facts_of_the_hub(tmp_path: Path) -
 
 def test_what_cannot_be_served_is_refused_with_the_reason(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", "llama")
-    (folder / "config.json").write_text('{"architectures": ["BertModel"]}')
-    with pytest.raises(ConfigError, match="BertModel"):
+    (folder / "config.json").write_text('{"architectures": ["ViTModel"]}')
+    with pytest.raises(ConfigError, match="ViTModel"):
         facts_of(folder)
     with pytest.raises(ConfigError, match="there is no such file"):
         facts_of(tmp_path / "none.gguf")

@@ -49,7 +49,7 @@ def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["BertModel"]}, "BertModel is not supported: it is no causal language model"),
+        ({"architectures": ["ViTModel"]}, "ViTModel is not supported: it is neither a causal language model nor"),
         ({"architectures": []}, "architecture none is not supported"),
         ({"hidden_size": None}, "hidden_size must be a positive integer"),
         ({"num_key_value_heads": 3}, "do not divide"),

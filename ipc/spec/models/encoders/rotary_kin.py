@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,7 @@ from ..config_file import ConfigFile
 from ..family_rules import Family, Rule, activation, all_layers, flag, head_dim_of, layer_norm, rope
 from ..model_config import LayerConfig, NormConfig, RopeConfig, TensorNames
 from ..model_fields import FULL, SLIDING
+from ..pooling.pooling_config import PoolingConfig
 from .bert_kin import BERT_NAMES, BERT_SHAPE, family
 
 NO_TABLE: Mapping[str, Rule] = {"num_learned_positions": 0, "layers": all_layers, "ropes": rope()}
@@ -111,6 +113,11 @@ def modern_ropes(file: ConfigFile) -> list[RopeConfig]:
     return fields.ropes_by_kind(file, head_dim_of(file), 10000.0)
 
 
+def modern_pooling(file: ConfigFile) -> PoolingConfig:
+    kind: Any = file.choice("classifier_pooling", {"cls": "cls", "mean": "mean"}, "cls")
+    return PoolingConfig(methods=[kind])
+
+
 def modern_norm(file: ConfigFile) -> NormConfig:
     return layer_norm("norm_eps", has_bias=file.flag("norm_bias"))(file)
 
@@ -127,6 +134,7 @@ MODERN: Mapping[str, Rule] = {
     "has_qkv_bias": flag("attention_bias"),
     "has_output_bias": flag("attention_bias"),
     "has_mlp_bias": flag("mlp_bias"),
+    "pooling": modern_pooling,
     "names": TensorNames(
         embedding="model.embeddings.tok_embeddings",
         embedding_norm="model.embeddings.norm",
