@@ -81,7 +81,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/server/http/invocations.py _TOKEN": BODY,
     "frontend/server/http/middleware.py _REQUEST_ID": HEADER,
     "frontend/server/http/middleware.py _STORED": Read("a path"),
-    "frontend/server/http/streams/resumable.py _POSITION": HEADER,
+    "frontend/server/http/streams/stream.py _POSITION": HEADER,
     "frontend/server/http/ollama.py _QUANTIZATION": Ours("names of files of the model"),
     "frontend/server/http/openapi.py _operation#1": Ours("our own paths"),
     "frontend/forms/openai/batches/batch.py window_s#1": Read("a body", patterns=(re.compile(WINDOW_PATTERN),)),
