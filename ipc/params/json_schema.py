@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..codec import JsonObject
+from ..digits import whole_number
 from ..errors import RequestError
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of schemas by name
@@ -81,8 +82,9 @@ def at_pointer(root: object, reference: str) -> object:
     part: Any = root if reference.startswith("#") else {}
     for step in unquote(reference).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(part, list) and key.isdecimal() and int(key) < len(part):
-            part = part[int(key)]
+        index = whole_number(key)
+        if isinstance(part, list) and index is not None and index < len(part):
+            part = part[index]
         elif isinstance(part, dict) and key in part:
             part = part[key]
         else:

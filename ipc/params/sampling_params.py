@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from ..digits import whole_number
 from ..errors import RequestError
 from .public_struct import PublicStruct
 from .structured_outputs import StructuredOutputsParams
@@ -237,9 +238,10 @@ class SamplingParams(
         may be text, as in JSON. RequestError if a value is invalid, TypeError if there is no such field."""
         given = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
         if isinstance(bias := given.get("logit_bias"), Mapping):
-            if bad := [key for key in bias if not isinstance(key, int) and not str(key).strip().isdecimal()]:
+            ids = {key: key if isinstance(key, int) else whole_number(str(key).strip()) for key in bias}
+            if bad := [key for key, token_id in ids.items() if token_id is None]:
                 raise RequestError(f"logit_bias has the keys {bad!r:.80}: keys are token ids")
-            given["logit_bias"] = {int(key): value for key, value in bias.items()}
+            given["logit_bias"] = {ids[key]: value for key, value in bias.items()}
         return cls(**given)
 
     def clone(self) -> SamplingParams:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ....ipc.codec import JsonObject
+from ....ipc.digits import whole_number
 from ....ipc.messages.base import MemoryTag, PauseMode
 from ....ipc.messages.client import Control, ControlAction, LoadAdapter
 from ....ipc.process.log import LogLevel
@@ -141,7 +142,8 @@ class ControlEndpoints:
         await self._read(request, EmptyRequest)
         query = request.query_params
         level, mode = query.get("level", "1"), cast(PauseMode, query.get("mode", "keep"))
-        await self._engine.control(sleep_query(int(level) if level.isdecimal() else level, mode)(query_id=0))
+        number = whole_number(level)
+        await self._engine.control(sleep_query(level if number is None else number, mode)(query_id=0))
         return json_response({"is_sleeping": True})
 
     async def wake_up(self, request: Request) -> Response:

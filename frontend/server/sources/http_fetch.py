@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import httptools
 
+from ....ipc.digits import whole_number
 from ....ipc.errors import RequestError
 from ....ipc.shortages.failure import shortage_of
 from .addresses import is_public
@@ -175,8 +176,8 @@ class _Response:
         key, text = name.lower(), value.decode("latin-1").strip()
         if key == b"location":
             self.location = text
-        elif key == b"content-length" and text.isdecimal():
-            self._length = int(text)
+        elif key == b"content-length":
+            self._length = whole_number(text)
         elif key == b"transfer-encoding":
             self._is_chunked = text.lower() != "identity"
         elif key == b"content-encoding" and text.lower() not in ("", "identity"):

@@ -117,6 +117,8 @@ def test_none_means_the_default_in_from_optional() -> None:
     assert SamplingParams.from_optional(logit_bias={"7": 1.0, 8: 2.0}).logit_bias == {7: 1.0, 8: 2.0}
     with pytest.raises(RequestError, match=r"\['x', 'y'\]"):
         SamplingParams.from_optional(logit_bias={"x": 1.0, "5": 1.0, "y": 1.0})
+    with pytest.raises(RequestError, match="keys are token ids"):
+        SamplingParams.from_optional(logit_bias={"9" * 5000: 1.0})
 
 
 def test_the_former_name_of_structured_outputs_is_the_same() -> None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....ipc.digits import whole_number
 from .....ipc.errors import RequestError
 from ....forms.openai.batches.batch import Batch, BatchRequest
 from ....forms.openai.errors import HttpError, json_response
@@ -104,10 +105,11 @@ class BatchEndpoints:
 
     async def list(self, request: Request) -> Response:
         given = request.query_params.get("limit", "20")
-        if not given.isdecimal() or not 1 <= int(given) <= MAX_LISTED:
+        limit = whole_number(given)
+        if limit is None or not 1 <= limit <= MAX_LISTED:
             raise RequestError(f"limit must be in [1, {MAX_LISTED}], got {given!r:.80}")
         after = request.query_params.get("after")
-        page = await self._batches.page(owner_of(request), after, int(given))
+        page = await self._batches.page(owner_of(request), after, limit)
         if page is None:
             _refuse_unknown(after or "")
         data = [each.record.batch for each in page.batches]

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from .....ipc.digits import whole_number
 from .....ipc.errors import RequestError
 from ....forms.openai.errors import HttpError, json_response
 from ....forms.openai.files.file_object import FileDeleted, FileList, FileObject, FileRequest
@@ -62,12 +63,13 @@ class FileEndpoints:
         """Return one page of files, newest first unless `order` is asc. RequestError for an invalid parameter."""
         query = request.query_params
         given, order = query.get("limit", str(MAX_LISTED)), query.get("order", "desc")
-        if not given.isdecimal() or not 1 <= int(given) <= MAX_LISTED:
+        limit = whole_number(given)
+        if limit is None or not 1 <= limit <= MAX_LISTED:
             raise RequestError(f"limit must be in [1, {MAX_LISTED}], got {given!r:.80}")
         if order not in ("asc", "desc"):
             raise RequestError(f"order must be asc or desc, got {order!r:.80}")
         page = await self._files.page(
-            owner_of(request), query.get("after"), int(given), is_ascending=order == "asc", purpose=query.get("purpose")
+            owner_of(request), query.get("after"), limit, is_ascending=order == "asc", purpose=query.get("purpose")
         )
         shown = [_shown(record) for record in page.records]
         first, last = (shown[0].id, shown[-1].id) if shown else (None, None)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .....ipc.digits import whole_number
 from ....forms.openai.errors import HttpError, json_response
 from ...api.openai.events import only_end
 from ..endpoint import Endpoint
@@ -51,9 +52,9 @@ class StreamEndpoints:
 
     def _owner(self, request: Request) -> int | None:
         """Return the other frontend to which the request is passed on; None: this one answers it."""
-        number = str(request.path_params["stream_id"]).partition("-")[0]
-        is_elsewhere = number.isdecimal() and int(number) in self._peers.others and PASSED_ON not in request.headers
-        return int(number) if is_elsewhere else None
+        number = whole_number(str(request.path_params["stream_id"]).partition("-")[0])
+        is_elsewhere = number in self._peers.others and PASSED_ON not in request.headers
+        return number if is_elsewhere else None
 
     def _find(self, request: Request) -> ResumableStream:
         stream_id = request.path_params["stream_id"]

@@ -156,6 +156,13 @@ async def test_lists_have_pages_and_another_keys_batches_do_not_exist(served: Se
         await served.other.batches.create(input_file_id=file_id, endpoint=PATH, completion_window="24h")
 
 
+@pytest.mark.parametrize("limit", ["0", "101", "-1", "a", "²", "9" * 5000])
+@in_loop(serving)
+async def test_a_page_has_1_to_100_batches(served: Served, limit: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"limit must be in \[1, 100\], got"):
+        await served.client.batches.list(extra_query={"limit": limit})
+
+
 @in_loop(serving)
 async def test_a_running_batch_holds_its_file_until_it_is_cancelled(served: Served) -> None:
     served.gate.clear()

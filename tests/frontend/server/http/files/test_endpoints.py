@@ -88,6 +88,13 @@ async def test_openais_client_uploads_lists_reads_and_deletes(served: Served) ->
     assert sorted(path.name for path in served.folder.iterdir()) == sorted([second.id, third.id])
 
 
+@pytest.mark.parametrize("limit", ["0", "10001", "-1", "a", "²", "9" * 5000])
+@in_loop(serving)
+async def test_a_page_has_1_to_10000_files(served: Served, limit: str) -> None:
+    answer = await served.http[0].get("/v1/files", params={"limit": limit})
+    assert answer.status_code == 400 and "limit must be in [1, 10000], got" in answer.text
+
+
 @in_loop(serving)
 async def test_another_keys_files_are_unknown(served: Served) -> None:
     mine = await served.client.files.create(file=("a", b"a"), purpose="vision")

@@ -197,6 +197,14 @@ async def test_a_position_must_be_one_of_the_stream(served: CutApp) -> None:
     assert rest.events.endswith(b"data: [DONE]\n\n"), "a wrong position takes the stream from nobody"
 
 
+@pytest.mark.parametrize("stream_id", ["0-x", "²-x", "9" * 5000 + "-x"])
+@in_loop(_serving)
+async def test_an_unknown_stream_is_not_found(served: CutApp, stream_id: str) -> None:
+    reader = Reader(served)
+    await reader.ask("GET", f"/v1/streams/{stream_id}")
+    assert reader.status == 404
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
