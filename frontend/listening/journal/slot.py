@@ -133,6 +133,7 @@ class Slot:
             return
         if record.in_len > self._pages.body_bytes or not self._grow(_BODY, record.in_len):
             self.lose(Reason.SIZE)
+            self._trim(_BODY)  # a large upload may take minutes
             return
         self._store(BODY_PLACE + start, data)
         self._write()

@@ -13,7 +13,7 @@ import pytest
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import RING_BYTES, JournalLimits, new_pages
 from tokenloom.frontend.listening.journal.record import Reason, Record, State
-from tokenloom.frontend.listening.journal.slot import Slot
+from tokenloom.frontend.listening.journal.slot import KEPT_BYTES, Slot
 from tokenloom.tests.support.today import seeds
 
 LIMITS = JournalLimits(num_slots=4, max_body_bytes=1 << 20, max_bytes=8 << 20)
@@ -106,6 +106,21 @@ def test_a_quick_reader_s_stream_touches_one_page_of_the_ring(fd: int) -> None:
             slot.put_out(b"y" * 250, 0, shown(token_id))
     assert slot.shown().answers[0].token_ids == list(range(800))
     assert journal.pages.num_used_bytes <= 2 * 4096
+
+
+def test_a_request_that_is_too_large_gives_its_memory_back_before_its_end(fd: int) -> None:
+    journal = HttpJournal(fd, LIMITS, "v")
+    slot = journal.open_slot()
+    assert slot is not None
+    slot.put_in(bytes(journal.pages.body_bytes), 0)
+    assert slot.record.state is State.OPEN and journal.pages.num_used_bytes >= journal.pages.body_bytes
+    slot.put_in(b"x", 0)
+    assert slot.record.state is State.LOST and slot.record.reason is Reason.SIZE
+    assert journal.pages.num_used_bytes <= KEPT_BYTES
+    slot.put_in(b"y", 0)
+    slot.put_out(b"answer", 0, end=State.IDLE)
+    slot.put_in(b"next", 0)
+    assert slot.record.state is State.OPEN and slot.request() == b"next"
 
 
 def test_more_than_the_ring_is_lost_unless_it_is_the_last_piece(fd: int) -> None:
