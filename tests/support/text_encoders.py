@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
 from tokenloom.ipc.params.pooling_params import PoolingParams
+from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.machine.parallel import ParallelGroup
@@ -25,6 +26,8 @@ from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.step.model_step import compute
+
+from . import families
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -90,6 +93,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_bias": True,
         "attention_bias": True,
         "mlp_bias": True,
+    },
+    "embedding_gemma": {
+        **families.CONFIGS["gemma3_text"],
+        "architectures": ["Gemma3TextModel"],
+        "use_bidirectional_attention": True,
+        "sliding_window": 13,
     },
     "distilbert": {
         "model_type": "distilbert",
@@ -162,6 +171,9 @@ def encode(
     return found
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, ops: Ops | None = None) -> DecoderModel:
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, ops: Ops | None = None, config: ModelConfig | None = None
+) -> DecoderModel:
+    """Load the model with the config of its folder, or another one."""
     ops = ops or select_ops(CPU, dtype)
-    return load_model(folder, load_model_config(folder), 128, dtype, CPU, ops, ParallelGroup())
+    return load_model(folder, config or load_model_config(folder), 128, dtype, CPU, ops, ParallelGroup())

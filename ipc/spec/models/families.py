@@ -52,7 +52,8 @@ GEMMA3 = {
     **GEMMA2,
     "attention_softcap": 0.0,
     "head_norms": head_norms(rms(offset=1.0)),
-    "layers": lambda file: rules.local_and_global(file.positive("sliding_window_pattern", 6))(file),
+    "is_encoder": flag("use_bidirectional_attention"),
+    "layers": rules.gemma3_layers,
     "ropes": rules.local_ropes(),
     "names": msgspec.structs.replace(
         SANDWICH, roots=["language_model.model.", "model.language_model."], ignored=VISION

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
+
 from . import model_fields as fields
 from .config_file import ConfigFile, named
 from .model_config import (
@@ -162,6 +164,16 @@ def local_and_global(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
     return lambda file: fields.layers_of(
         fields.layer_kinds(file, period), fields.window_of(file), lambda layer, kind: int(kind == SLIDING)
     )
+
+
+def gemma3_layers(file: ConfigFile) -> list[LayerConfig]:
+    """Return the layers. In EmbeddingGemma, whose tokens see those behind them, the window is divided between both
+    sides of a token."""
+    layers = local_and_global(file.positive("sliding_window_pattern", 6))(file)
+    if not file.flag("use_bidirectional_attention"):
+        return layers
+    halves = {each.window: each.window // 2 + 1 for each in layers if each.window is not None}
+    return [msgspec.structs.replace(each, window=halves.get(each.window)) for each in layers]
 
 
 def smollm3_layers(file: ConfigFile) -> list[LayerConfig]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint, tiny_model
@@ -54,6 +57,45 @@ def test_hidden_states_equal_transformers_in_any_step(family: str, kernels: str,
         assert actual.keys() == set(names)
         for name in names:
             assert error(actual[name], expected[name]) <= TOLERANCE, name
+
+
+def without_windows(config: ModelConfig) -> dict[str, object]:
+    return {"layers": [msgspec.structs.replace(layer, window=None) for layer in config.layers]}
+
+
+def narrower(config: ModelConfig) -> dict[str, object]:
+    layers = config.layers
+    return {"layers": [msgspec.structs.replace(each, window=each.window and each.window - 1) for each in layers]}
+
+
+def gates_first(config: ModelConfig) -> dict[str, object]:
+    return {"names": msgspec.structs.replace(config.names, are_ups_first=False)}
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("roberta", lambda config: {"first_position": 0}),
+        ("bert", lambda config: {"norm": msgspec.structs.replace(config.norm, eps=1e-12)}),
+        ("bert", lambda config: {"activation": msgspec.structs.replace(config.activation, kind="gelu_tanh")}),
+        ("nomic", lambda config: {"ropes": [msgspec.structs.replace(config.ropes[0], theta=60.0)]}),
+        ("gte", gates_first),
+        ("modernbert", without_windows),
+        ("modernbert", narrower),
+        ("modernbert", lambda config: {"ropes": config.ropes[::-1]}),
+        ("embedding_gemma", narrower),
+    ],
+)
+def test_a_field_that_is_read_wrongly_changes_the_hidden_states(
+    family: str, change: Callable[[ModelConfig], dict[str, object]], tmp_path: Path
+) -> None:
+    folder, prompts = tiny_checkpoint(tmp_path, family, seed=1), {"c": prompts_of(2)["c"]}
+    config = load_model_config(folder)
+    right, wrong = (
+        encode(load(folder, config=each), [prompts])["c"]
+        for each in (config, msgspec.structs.replace(config, **change(config)))
+    )
+    assert error(wrong, right) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize("family", some(list(CONFIGS), 2))
