@@ -99,9 +99,10 @@ def check_command(url: str, folder: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(400)
 def test_a_batch_goes_on_after_a_kill_of_every_process_and_no_other_model_runs_it(tmp_path: Path) -> None:
     story = {"prompt": "Once upon a time", "ignore_eos": True, "max_tokens": 200, "temperature": 1, "seed": 3}
-    with launched(tmp_path, tmp_path / "state") as engine:
+    with launched(tmp_path, tmp_path / "state", "--api-server-count", "2") as engine:
         engine.wait_ready()
         with open_openai(engine.url, KEY) as client, open_http(engine.url, KEY) as http:
             calm = ask(http, "/v1/completions", story)
