@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -60,7 +62,7 @@ def _added(method: PoolingMethod, part: Tensor | None, chunk: Tensor, first: int
         return largest if part is None else torch.maximum(part, largest)
     if method == "weighted":
         weights = torch.arange(first + 1, first + 1 + len(chunk), device=chunk.device, dtype=torch.float32)
-        total: Tensor = weights @ chunk.float()
+        total = torch.mv(chunk.float().T, weights)
     else:
         total = chunk.sum(0, dtype=torch.float32)
     return total if part is None else part + total
@@ -70,7 +72,7 @@ def _finished(method: PoolingMethod, part: Tensor, num_tokens: int) -> Tensor:
     if method == "mean":
         return part / num_tokens
     if method == "mean_sqrt":
-        return part / num_tokens**0.5
+        return part / math.sqrt(num_tokens)
     if method == "weighted":
         return part / (num_tokens * (num_tokens + 1) / 2)
     return part

@@ -68,5 +68,5 @@ class Prediction(PooledResults):
             return encode_json(classes if self._body.is_batch else classes[0])
 
     def _classes(self, result: BulkArray) -> list[JsonObject]:
-        entries = [{"label": label, "score": score} for label, score in zip(self._labels, result.floats(), strict=True)]
-        return sorted(entries, key=lambda each: -each["score"])
+        likeliest = sorted(zip(result.floats(), self._labels, strict=True), key=lambda each: -each[0])
+        return [{"label": label, "score": score} for score, label in likeliest]
