@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .room import FILE_SPARE_BYTES, check_room
+
 PART = ".part"  # behind the id of a file that is being written
 READ_BYTES = 256 << 10
 WAIT_S = 5.0  # for a file that a sweep holds
@@ -38,6 +40,8 @@ class PartFile:
 
     def write(self, data: Sequence[bytes]) -> None:
         with self._lock:
+            if not self._file.closed:
+                check_room(self._file.fileno(), FILE_SPARE_BYTES + sum(map(len, data)))
             for piece in data:
                 rest = memoryview(piece)
                 while rest and not self._file.closed:

@@ -16,16 +16,16 @@ from typing import TypeVar
 
 from ...ipc.errors import InternalError, TokenloomError
 from ...ipc.process.descriptors import check_free
-from ...ipc.shortages.failure import shortage_of
+from ...ipc.shortages.failure import failure_of, shortage_of
 from ...ipc.shortages.threads import Threads
 from ...ipc.spec.config.engine_spec import EngineSpec
 from .clock import StateClock
+from .room import ROW_SPARE_BYTES, check_room
 from .schema import FILE, TABLES, VERSION
 
 T = TypeVar("T")
 
 NUM_FILES = 4  # files that SQLite may have to open: database, log, index, folder
-SPARE_BYTES = 1 << 20  # a disk with less free space counts as full
 LOCK_S = 30.0  # longest wait for the transactions of other frontends
 
 
@@ -54,10 +54,17 @@ class Database:
         """Return the result of `work`, which changes nothing. It waits for no other process's transaction."""
         return await self._run(work, "DEFERRED", False)
 
-    async def do(self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False) -> T:
+    async def do(
+        self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False, is_deleting: bool = False
+    ) -> T:
         """Return the result of `work`, during which no other process changes anything. If `synced`, its changes and all
-        earlier ones are on the disk then."""
-        return await self._run(work, "IMMEDIATE", synced)
+        earlier ones are on the disk then. `is_deleting`: it adds nothing, and may use the room that others leave."""
+
+        def checked(connection: sqlite3.Connection) -> T:
+            self._check_room()
+            return work(connection)
+
+        return await self._run(work if is_deleting else checked, "IMMEDIATE", synced)
 
     def close(self) -> None:
         """Wait for the pending calls and close the file."""
@@ -115,15 +122,24 @@ class Database:
                 cause = MemoryError()
             case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN:
                 cause = self._shortage() or error
-        subject = f"nothing can be kept in {self.path}"
-        return shortage_of(cause, subject) or InternalError(f"{subject}: {error}")
+        return shortage_of(cause, self._subject) or InternalError(f"{self._subject}: {error}")
+
+    def _check_room(self) -> None:
+        """Raise StorageFull if the disk has no room for new rows."""
+        try:
+            check_room(self.path.parent, ROW_SPARE_BYTES)
+        except OSError as error:
+            raise failure_of(error, self._subject) from None
 
     def _shortage(self) -> OSError | None:
         """Return an OSError if SQLite's files now lack descriptors or disk space, otherwise None."""
         try:
             check_free(NUM_FILES)
-            status = os.statvfs(self.path.parent)
+            check_room(self.path.parent, ROW_SPARE_BYTES)
         except OSError as error:
             return error
-        is_full = status.f_bavail * status.f_frsize < SPARE_BYTES
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else None
+        return None
+
+    @property
+    def _subject(self) -> str:
+        return f"nothing can be kept in {self.path}"

@@ -190,7 +190,7 @@ class Files:
             database.execute(_DELETE, (file_id,))
             return True
 
-        has_been = await self._database.do(work, synced=True)
+        has_been = await self._database.do(work, synced=True, is_deleting=True)
         if has_been:
             await self.in_thread(remove, self._folder / file_id)
         return has_been
@@ -204,7 +204,7 @@ class Files:
             gone = [(each,) for each in ids if self._holder_of(database, each) is None]
             database.executemany(_DELETE, gone)
 
-        await self._database.do(expire, synced=True)
+        await self._database.do(expire, synced=True, is_deleting=True)
         names = await self.in_thread(file_names, self._folder)  # first: a file is there before its row
         ids = await self._database.read(lambda database: {row[0] for row in database.execute("SELECT id FROM files")})
         for name, file_id, is_part in names:

@@ -120,7 +120,8 @@ class ResponseStore:
         return [row[0] for row in rows]
 
     async def delete(self, response_id: str) -> None:
-        await self._database.do(lambda database: database.execute("DELETE FROM responses WHERE id = ?", (response_id,)))
+        query = "DELETE FROM responses WHERE id = ?"
+        await self._database.do(lambda database: database.execute(query, (response_id,)), is_deleting=True)
 
     def _oldest(self) -> float:
         return self._database.clock.now() - self._max_age_s

@@ -48,7 +48,9 @@ class BatchDatabase(Protocol):
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T: ...
 
-    async def do(self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False) -> T: ...
+    async def do(
+        self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False, is_deleting: bool = False
+    ) -> T: ...
 
 
 class StoredBatch(NamedTuple):
@@ -288,7 +290,8 @@ class Batches:
 
     async def delete_ended(self) -> bool:
         """Delete some lines of batches that are over. Return whether there may be more."""
-        return await self._database.do(lambda database: delete_lines(database, NUM_DELETED)) == NUM_DELETED
+        deleted = await self._database.do(lambda database: delete_lines(database, NUM_DELETED), is_deleting=True)
+        return deleted == NUM_DELETED
 
 
 def reader_of(database: sqlite3.Connection, file_id: str) -> str | None:

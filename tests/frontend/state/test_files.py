@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ from tokenloom.frontend.state.database import Database
 from tokenloom.frontend.state.files import Description, FileHeld, FileRecord, Files, QuotaExceeded
 from tokenloom.frontend.state.schema import FILE
 from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.support.mounts import inside, needs_mounts
 
 T = TypeVar("T")
 ME, YOU = b"me", b"you"
@@ -224,3 +227,40 @@ def test_a_caller_that_is_cancelled_at_the_end_leaves_a_whole_file(store: Store)
         assert await store.content(found) == b"text"
 
     run(store, asyncio.wait_for(work(), 20))
+
+
+FULL_DISK = """
+import sqlite3, sys
+from pathlib import Path
+from tokenloom.ipc.errors import StorageFull
+from tokenloom.tests.frontend.state.test_files import ME, Store, run
+
+async def work(store):
+    names = []
+    try:
+        while True:
+            await store.put(f"{len(names):x}", bytes(300_000))
+            names.append(f"{len(names):x}")
+    except StorageFull:
+        print("no room for files")
+    row = "INSERT INTO batches (record) VALUES (zeroblob(50000))"
+    try:
+        while True:
+            await store.database.do(lambda database: database.execute(row))
+    except StorageFull:
+        print("no room for rows")
+    for name in names:
+        assert await store.files.delete(ME, f"file-{name}")
+    await store.put("ff", bytes(300_000))
+    print(await store.listed())
+
+store = Store(Path(sys.argv[1]), quota_bytes=1 << 30)
+run(store, work(store))
+"""
+
+
+@needs_mounts
+def test_files_can_be_deleted_on_a_full_disk(tmp_path: Path) -> None:
+    command = [*inside(f"mount -t tmpfs -o size=4m tmpfs {tmp_path}"), sys.executable, "-P", "-c", FULL_DISK, tmp_path]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output.splitlines() == ["no room for files", "no room for rows", "ff"]

@@ -35,7 +35,9 @@ class PlainDatabase:
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return work(self.connection)
 
-    async def do(self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False) -> T:
+    async def do(
+        self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False, is_deleting: bool = False
+    ) -> T:
         with self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
             return work(self.connection)

@@ -53,7 +53,9 @@ class Disk:
         self._check()
         return work(self.connection)
 
-    async def do(self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False) -> T:
+    async def do(
+        self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False, is_deleting: bool = False
+    ) -> T:
         self._check()
         if self.failures:
             raise self.failures.pop()

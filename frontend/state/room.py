@@ -1,0 +1,18 @@
+"""Room on the disk of the state. What is added leaves some free, so that on a full disk files and rows can be deleted:
+SQLite writes to its log first."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+ROW_SPARE_BYTES = 1 << 20  # that new rows leave free
+FILE_SPARE_BYTES = 2 << 20  # that the contents of files leave free
+
+
+def check_room(place: Path | int, num_bytes: int) -> None:
+    """Raise OSError (ENOSPC) if the disk of this path or descriptor has less free space."""
+    status = os.statvfs(place)
+    if status.f_bavail * status.f_frsize < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
