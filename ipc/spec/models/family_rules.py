@@ -172,8 +172,10 @@ def gemma3_layers(file: ConfigFile) -> list[LayerConfig]:
     layers = local_and_global(file.positive("sliding_window_pattern", 6))(file)
     if not file.flag("use_bidirectional_attention"):
         return layers
-    halves = {each.window: each.window // 2 + 1 for each in layers if each.window is not None}
-    return [msgspec.structs.replace(each, window=halves.get(each.window)) for each in layers]
+    return [
+        layer if layer.window is None else msgspec.structs.replace(layer, window=layer.window // 2 + 1)
+        for layer in layers
+    ]
 
 
 def smollm3_layers(file: ConfigFile) -> list[LayerConfig]:
