@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import httpx2
 import openai
@@ -25,6 +26,7 @@ from tokenloom.tests.support.in_loop import in_loop
 MAX_BODY_BYTES = 1000
 QUOTA_BYTES = 300_000
 KEYS = ("sk-one", "sk-two")
+Form: TypeAlias = dict[str, tuple[str | None, bytes | str]]
 LINES = b'{"custom_id": "a"}\n' * 5000  # larger than a body of other endpoints
 
 
@@ -111,8 +113,8 @@ async def test_another_keys_files_are_unknown(served: Served) -> None:
 
 @in_loop(serving)
 async def test_a_refused_upload_leaves_nothing(served: Served) -> None:
-    form = {"purpose": (None, "batch"), "file": ("a", b"{}")}
-    cases = [
+    form: Form = {"purpose": (None, "batch"), "file": ("a", b"{}")}
+    cases: list[tuple[Form, int, str, str]] = [
         ({"file": form["file"]}, 400, "purpose", "missing required field `purpose`"),
         ({"purpose": form["purpose"]}, 400, "file", "missing required field `file`"),
         (form | {"purpose": (None, "other")}, 400, "purpose", "Invalid enum value 'other'"),
@@ -134,7 +136,7 @@ async def test_a_refused_upload_leaves_nothing(served: Served) -> None:
     assert list(served.folder.iterdir()) == [] and (await served.http[0].get("/v1/files")).json()["data"] == []
 
 
-FIELDS = {"purpose": (None, "batch"), "porpose": (None, "x"), "file": ("a", b"{}")}
+FIELDS: Form = {"purpose": (None, "batch"), "porpose": (None, "x"), "file": ("a", b"{}")}
 
 
 @in_loop(serving)
