@@ -43,7 +43,7 @@ def started(
 
     inputs: Any = SimpleNamespace(
         chat_template=None,
-        cut_side=lambda params: None,
+        limits=SimpleNamespace(cut_side=lambda num_tokens, side: None),
         thoughts=SimpleNamespace(
             of_form=lambda form: SimpleNamespace(
                 are_open=lambda ids: form.begins_in_thought(ids.decode()),
@@ -77,7 +77,7 @@ def test_a_template_that_is_not_taken_from_requests_is_not_rendered_to_learn_its
         learned.append(template)
         return AnswerForm()
 
-    inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None)
+    inputs = SimpleNamespace(chat_template=None, limits=SimpleNamespace(cut_side=lambda num_tokens, side: None))
     engine: Any = SimpleNamespace(inputs=inputs, chat_prompt=chat_prompt, answer_form=answer_form)
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ x }}"}, ChatRequest)
     with pytest.raises(RequestError, match="not taken from requests"):

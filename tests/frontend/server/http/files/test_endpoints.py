@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_amid_its_upload_leaves_nothing(served: Serve
 
     headers = [(b"authorization", b"Bearer sk-one"), (b"content-type", b"multipart/form-data; boundary=bb")]
     scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
-    await served.app(scope, receive, send)  # type: ignore[arg-type]
+    await served.app(scope, receive, send)
     assert list(served.folder.iterdir()) == []
 
 
