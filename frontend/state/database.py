@@ -7,6 +7,7 @@ stored responses alone, and ends with the engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import sqlite3
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ...ipc.errors import InternalError, TokenloomError
+from ...ipc.errors import InternalError, StorageFull, TokenloomError
 from ...ipc.process.descriptors import check_free
 from ...ipc.shortages.failure import failure_of, shortage_of
 from ...ipc.shortages.threads import Threads
@@ -83,6 +84,13 @@ class Database:
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], kind: str, synced: bool) -> T:
         try:
+            return self._committed(work, kind, synced)
+        except StorageFull:
+            self._empty_log()
+            raise
+
+    def _committed(self, work: Callable[[sqlite3.Connection], T], kind: str, synced: bool) -> T:
+        try:
             if self._connection is None:
                 self._connection = self._connect()
             connection = self._connection
@@ -93,6 +101,12 @@ class Database:
                 return work(connection)
         except sqlite3.Error as error:
             raise self._failure(error) from None
+
+    def _empty_log(self) -> None:
+        """Give the room of SQLite's log back to the disk, so that the next call finds it."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, LOCK_S, isolation_level=None)

@@ -106,7 +106,7 @@ def uploaded(http: httpx2.Client, num_bytes: int) -> tuple[int, Any]:
 @pytest.mark.skipif(CAN_MOUNT.returncode != 0, reason="this machine allows no mount in a user namespace")
 def test_a_full_disk_is_a_507_and_the_engine_goes_on(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    mount = f'mount -t tmpfs -o size=8m tmpfs {tmp_path}/state && exec "$@"'
+    mount = f'mount -t tmpfs -o size=24m tmpfs {tmp_path}/state && exec "$@"'
     prefix = ("unshare", "-rm", "sh", "-c", mount, "sh")
     with launched(tmp_path, tmp_path / "state", prefix=prefix) as engine:
         engine.wait_ready()

@@ -230,7 +230,7 @@ def test_a_caller_that_is_cancelled_at_the_end_leaves_a_whole_file(store: Store)
 
 
 FULL_DISK = """
-import sqlite3, sys
+import os, sys
 from pathlib import Path
 from tokenloom.ipc.errors import StorageFull
 from tokenloom.tests.frontend.state.test_files import ME, Store, run
@@ -243,6 +243,18 @@ async def work(store):
             names.append(f"{len(names):x}")
     except StorageFull:
         print("no room for files")
+    same = "REPLACE INTO batches (number, record) VALUES (1, zeroblob(50000))"
+    for _ in range(40):
+        await store.database.do(lambda database: database.execute(same))
+    disk = os.statvfs(sys.argv[1])
+    filler = Path(sys.argv[1], "filler")
+    filler.write_bytes(bytes(disk.f_bavail * disk.f_frsize - 5_000_000))
+    try:
+        await store.database.do(lambda database: database.execute(same))
+    except StorageFull:
+        print("no room beside the log")
+    await store.database.do(lambda database: database.execute(same))  # in the room that the log has given back
+    filler.unlink()
     row = "INSERT INTO batches (record) VALUES (zeroblob(50000))"
     try:
         while True:
@@ -261,6 +273,6 @@ run(store, work(store))
 
 @needs_mounts
 def test_files_can_be_deleted_on_a_full_disk(tmp_path: Path) -> None:
-    command = [*inside(f"mount -t tmpfs -o size=4m tmpfs {tmp_path}"), sys.executable, "-P", "-c", FULL_DISK, tmp_path]
+    command = [*inside(f"mount -t tmpfs -o size=24m tmpfs {tmp_path}"), sys.executable, "-P", "-c", FULL_DISK, tmp_path]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert output.splitlines() == ["no room for files", "no room for rows", "ff"]
+    assert output.splitlines() == ["no room for files", "no room beside the log", "no room for rows", "ff"]

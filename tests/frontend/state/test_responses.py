@@ -197,7 +197,7 @@ CAN_MOUNT = subprocess.run(
 @pytest.mark.skipif(CAN_MOUNT.returncode != 0, reason="this machine allows no mount in a user namespace")
 def test_a_full_disk_is_an_overload_and_afterwards_responses_are_kept_again(tmp_path: Path) -> None:
     """Also if the disk is full when the tables are to be made."""
-    mount = f'mount -t tmpfs -o size=3m tmpfs {tmp_path} && exec "$@"'
+    mount = f'mount -t tmpfs -o size=9m tmpfs {tmp_path} && exec "$@"'
     command = ["unshare", "-rm", "sh", "-c", mount, "sh", sys.executable, "-P", "-c", FULL_DISK]
     output = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60, check=True)
     *refusals, names = output.stdout.splitlines()
