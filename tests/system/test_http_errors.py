@@ -130,7 +130,7 @@ FAULTS: dict[tuple[str, ...], list[Fields | tuple[Fields, str, str]]] = {  # fie
         ({"input": [999999]}, "input", "out of vocabulary"),
         {"dimensions": 257},
         {"encoding_format": "int8"},
-        {"pooling": "max"},
+        {"pooling": "median"},
         {"model": "other"},
         ({"timeout_s": 1e-9}, "input", ""),
     ],
