@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .room import FILE_SPARE_BYTES, check_room
+from .room import check_room
 
 PART = ".part"  # behind the id of a file that is being written
 READ_BYTES = 256 << 10
@@ -31,8 +31,10 @@ class PartFile:
     """A file that is being written, beside its place. It is locked until it is closed. Calls of several threads take
     effect one after the other; after `remove` writing has no effect."""
 
-    def __init__(self, folder: Path, file_id: str) -> None:
+    def __init__(self, folder: Path, file_id: str, spare_bytes: int) -> None:
+        """`spare_bytes`: of the disk, which the file leaves free."""
         self.file_id = file_id
+        self._spare_bytes = spare_bytes
         self._place = folder / file_id
         self._path = folder / f"{file_id}{PART}"
         self._lock = threading.Lock()
@@ -41,7 +43,7 @@ class PartFile:
     def write(self, data: Sequence[bytes]) -> None:
         with self._lock:
             if not self._file.closed:
-                check_room(self._file.fileno(), FILE_SPARE_BYTES + sum(map(len, data)))
+                check_room(self._file.fileno(), self._spare_bytes + sum(map(len, data)))
             for piece in data:
                 rest = memoryview(piece)
                 while rest and not self._file.closed:

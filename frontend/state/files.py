@@ -19,6 +19,7 @@ from ...ipc.shortages.failure import failure_of
 from ...ipc.shortages.threads import Threads
 from .contents import FileReader, PartFile, file_names, remove, take_leftover
 from .database import Database
+from .room import ROW_SPARE_BYTES, UPLOAD_SPARE_BYTES
 
 T = TypeVar("T")
 Holder: TypeAlias = Callable[[sqlite3.Connection, str], str | None]  # names the holder of a file, if it has one
@@ -88,19 +89,19 @@ class Files:
         left = await self._database.read(lambda database: self._num_left(database, owner, file_id))
         if left <= 0:
             raise self.exceeded()
-        return FileWriter(self, await self._begin(file_id), owner, description, left)
+        return FileWriter(self, await self._begin(file_id, UPLOAD_SPARE_BYTES), owner, description, left)
 
     async def create_output(self, owner: bytes, file_id: str, name: str, expires_s: int | None) -> FileWriter:
         """Return the writer of a file of purpose batch_output, which the quota counts and does not refuse, in place of
         one with this id. `expires_s`: its life; None: OUTPUT_S."""
         description = Description(name, "batch_output", OUTPUT_S if expires_s is None else expires_s)
-        return FileWriter(self, await self._begin(file_id), owner, description, None)
+        return FileWriter(self, await self._begin(file_id, ROW_SPARE_BYTES), owner, description, None)
 
-    async def _begin(self, file_id: str) -> PartFile:
+    async def _begin(self, file_id: str, spare_bytes: int) -> PartFile:
         """Begin the content of a file. One with this id is gone then: it could be found with the new content."""
         if await self._has_row(file_id):
             await self._database.do(lambda database: database.execute(_DELETE, (file_id,)), synced=True)
-        return await self.in_thread(PartFile, self._folder, file_id)
+        return await self.in_thread(PartFile, self._folder, file_id, spare_bytes)
 
     async def add(self, record: FileRecord, expires_s: int | None, *, is_limited: bool) -> None:
         """Add the row of a file that is in its place."""

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 ROW_SPARE_BYTES = 6 << 20  # that new rows leave free: to empty its log of 4 MiB, SQLite writes it to the tables first
-FILE_SPARE_BYTES = 12 << 20  # that the contents of files leave free
+UPLOAD_SPARE_BYTES = 12 << 20  # that uploads leave free, to rows and to the outputs of batches
 
 
 def check_room(place: Path | int, num_bytes: int) -> None:

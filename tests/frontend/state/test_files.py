@@ -243,6 +243,10 @@ async def work(store):
             names.append(f"{len(names):x}")
     except StorageFull:
         print("no room for files")
+    output = await store.files.create_output(ME, "file-ee", "out.jsonl", None)  # it has room left
+    await output.write(bytes(300_000))
+    await output.finish()
+    assert await store.files.delete(ME, "file-ee")
     same = "REPLACE INTO batches (number, record) VALUES (1, zeroblob(50000))"
     for _ in range(40):
         await store.database.do(lambda database: database.execute(same))
