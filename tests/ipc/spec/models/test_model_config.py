@@ -140,7 +140,7 @@ def test_end_tokens_of_generation_config_replace_those_of_config(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["BertModel"]}, "architecture BertModel is not supported: it is no causal"),
+        ({"architectures": ["ViTModel"]}, "architecture ViTModel is not supported: it is neither a causal"),
         ({"architectures": None}, "architecture none is not supported"),
         ({"num_key_value_heads": 5}, "32 attention heads do not divide into 5 KV heads"),
         ({"hidden_size": 250}, "hidden_size 250 does not divide into 32 attention heads"),
