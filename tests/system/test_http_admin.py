@@ -22,6 +22,7 @@ def test_openapi_lists_every_route_and_field_and_the_routes_with_a_key(
         for method, operation in operations.items():
             answer = http.request(method.upper(), path, content=b"?")
             expected = (404,) if "{" in path else (200, 400)  # no stored response has the parameter's name as its id
+            expected = (400,) if path.startswith(("/v1/files", "/v1/batches")) else expected  # without --state-dir
             expected = (403,) if path.endswith("_lora_adapter") else expected  # without --allow-runtime-lora
             assert answer.status_code in expected, (path, answer.status_code)
             without_key = stranger.request(method.upper(), path, content=b"?")
