@@ -63,6 +63,11 @@ class PromptLimits(msgspec.Struct, frozen=True):
                 f"more than {most} bytes"
             )
 
+    def check_part(self, text: str, part: str) -> None:
+        """Raise RequestError if `part`, which has more than max_model_len tokens, is not all of `text`."""
+        if len(part) < len(text):
+            raise self._too_long(f"at least {self.max_model_len + 1} tokens in its first {len(part)} characters")
+
     def check_length(self, num_tokens: int, *, is_answered: bool = True) -> None:
         """Raise RequestError if a prompt does not fit or, if it `is_answered`, leaves no room for an answer."""
         if num_tokens + is_answered > self.max_model_len:

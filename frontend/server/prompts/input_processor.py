@@ -31,6 +31,7 @@ from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer, head_of, tail_of
 from .clip_prompts import check_clip
+from .needed_text import needed_text
 from .pair_prompts import PairPrompts
 from .pooling_rules import PoolingRules
 from .prompt import ProcessedRequest, Prompt
@@ -105,13 +106,10 @@ class InputProcessor:
 
         `cut_side`: the side of a later truncation; tokens that it drops may be missing. If it is None, RequestError for
         a text that is certain not to fit."""
-        tokenizer, needed = self._text_tokenizer(), text
+        tokenizer = self._text_tokenizer()
         add_special_tokens = add_special_tokens and not self._num_clip_tokens
-        if cut_side is not None:
-            needed = tokenizer.kept(text, self.max_model_len, cut_side)
-        else:
-            self.limits.check_text(text)
-        token_ids = encode_ids(tokenizer.encode(self._prepare(needed), add_special_tokens=add_special_tokens))
+        needed = self._prepare(needed_text(text, tokenizer, self.limits, cut_side))
+        token_ids = encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens))
         return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
 
     def tokenize(self, question: ReadPrompt) -> Prompt:

@@ -49,21 +49,21 @@ def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
     """Return an upper bound of the UTF-8 bytes of text that one token can represent; None if none is certain."""
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
-    shrink = _shrink(_parts(backend.normalizer, "normalizers"))
-    splits = list(_parts(backend.pre_tokenizer, "pretokenizers"))
+    shrink = _shrink(parts_of(backend.normalizer, "normalizers"))
+    splits = list(parts_of(backend.pre_tokenizer, "pretokenizers"))
     if shrink is None or not all(map(_keeps_all, splits)) or not isinstance(backend.model, BPE):
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if backend.model.byte_fallback:
         knows_all = all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
     else:
-        parts = [*splits, *_parts(backend.normalizer, "normalizers")]
+        parts = [*splits, *parts_of(backend.normalizer, "normalizers")]
         is_byte_level = any(part["type"] == "ByteLevel" for part in parts)
         knows_all = is_byte_level and all(each in vocabulary for each in tokenizers.pre_tokenizers.ByteLevel.alphabet())
     return shrink * max(len(token.encode()) for token in vocabulary) if knows_all else None
 
 
-def _parts(part: Normalizer | PreTokenizer | None, name: str) -> Iterator[Part]:
+def parts_of(part: Normalizer | PreTokenizer | None, name: str) -> Iterator[Part]:
     """Yield the description of each part of a normalizer or pre-tokenizer, with Sequences flattened."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()), name)

@@ -21,7 +21,7 @@ from ....ipc.codec import JsonObject, encode_ids
 from ....ipc.errors import ConfigError, RequestError
 from ....ipc.params.sampling_params import CutSide
 from ....ipc.spec.models.config_file import read_json
-from .text_cut import TextCut
+from .text_cut import SEARCHED_CHARACTERS, TextCut
 from .token_bytes import max_bytes_per_token
 
 LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
@@ -156,12 +156,13 @@ class Tokenizer:
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
         """Return `text`, shortened at `cut_side` where that is safe: the last ("left") or first ("right") `num_tokens`
         tokens stay the same. Return all of `text` if no cut is safe."""
-        return text if self._cut is None else self._cut.kept(text, num_tokens, cut_side)
+        if len(text) < SEARCHED_CHARACTERS or self._cut is None:
+            return text
+        return self._cut.kept(text, num_tokens, cut_side)
 
     @cached_property
     def _cut(self) -> TextCut | None:
-        most = self.max_bytes_per_token
-        return None if self.backend is None or most is None else TextCut(self.backend, most)
+        return None if self.backend is None else TextCut(self.backend, self.max_bytes_per_token)
 
     @cached_property
     def text_end(self) -> bytes:

@@ -63,6 +63,17 @@ def test_an_empty_prompt_is_served_if_the_tokenizer_adds_a_token() -> None:
         process(bare, prompt="")
 
 
+def test_a_long_text_of_words_is_refused_after_its_first_part() -> None:
+    inputs = InputProcessor(new_spec(max_model_len=100), new_tokenizer("word_piece"), TEMPLATE)
+    with pytest.raises(RequestError, match=r"at least 101 tokens in its first [0-9]{4,5} characters: shorten"):
+        inputs.tokenize(ReadPrompt(prompt="the capital of " * 300_000))
+    cut = inputs.tokenize(ReadPrompt(prompt="the capital of " * 300_000, cut_side="right"))
+    assert (
+        decode_ids(cut.token_ids).tolist()
+        == decode_ids(inputs.tokenize(ReadPrompt(prompt="the capital of " * 300, cut_side="right")).token_ids).tolist()
+    )
+
+
 def test_max_tokens_is_limited_by_max_model_len() -> None:
     inputs = new_inputs(max_model_len=100)
     assert process(inputs, SamplingParams(max_tokens=None)).max_tokens == 90
