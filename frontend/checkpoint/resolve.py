@@ -73,6 +73,7 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
     model = served_model(config, folder, generation)
     check_audio(model)
     check_parallel(model, config.tensor_parallel_size)
+    check_encoder_options(config, model)
     served = as_served(config, model)
     dtype, device, has_integers = served.dtype, served.device, served.has_integer_products
     _log_products(config, model, dtype, device, has_integers=has_integers)
@@ -232,6 +233,21 @@ def _agents_address(config: EngineConfig) -> str:
     address = ray_listen_address()
     check_private(address, config.insecure)
     return address
+
+
+def check_encoder_options(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ConfigError if options choose the form or the size of a KV cache, and the model is an encoder."""
+    given = {
+        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
+        "--num-kv-blocks": config.num_kv_blocks is not None,
+        "--kv-cache-memory-bytes": config.kv_cache_memory_bytes is not None,
+    }
+    for option, is_given in given.items():
+        if model.is_encoder and is_given:
+            raise ConfigError(
+                f"{option} is given, but {model.architecture} is an encoder, which keeps no keys and values: leave it "
+                "out"
+            )
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:

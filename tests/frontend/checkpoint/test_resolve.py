@@ -28,6 +28,7 @@ from tokenloom.scripts.bench.inputs.write_gguf import convert
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.gguf_conversions import convert as convert_family
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
+from tokenloom.tests.support.text_encoders import CONFIGS
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
 
@@ -319,3 +320,16 @@ def test_options_that_whisper_has_no_place_for_are_refused_and_rules_of_answers_
     assert has_rules == [True, False]
     with pytest.raises(ConfigError, match=message):
         spec_of(folder, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"kv_cache_dtype": "int8"}, {"num_kv_blocks": 100}, {"kv_cache_memory_bytes": 1 << 30}], ids=str
+)
+def test_an_encoder_refuses_options_of_a_kv_cache(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIGS["bert"]), encoding="utf-8")
+    assert resolved(tmp_path, model=str(folder), load_format="dummy").model.is_encoder
+    option = f"--{next(iter(options)).replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"{option} is given, but BertModel is an encoder"):
+        resolved(tmp_path, model=str(folder), load_format="dummy", **options)
