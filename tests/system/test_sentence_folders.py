@@ -118,7 +118,9 @@ def test_a_prompt_by_name_comes_before_a_text(tmp_path: Path) -> None:
 
         assert ids("Oslo", None) == ids("Oslo", "query") == ids("Find: Oslo", "")
         assert ids("Oslo", "document") == ids("Oslo", "") == llm.tokenize("Oslo")
-        with pytest.raises(RequestError, match="prompt_name is 'other', the model has query, document"):
+        with pytest.raises(
+            RequestError, match=r"prompt_name is 'other', which the model does not have: name one of query, document"
+        ):
             ids("Oslo", "other")
 
 

@@ -50,6 +50,8 @@ def prefix_of(pooling: PoolingParams, config: PoolingConfig) -> str:
     if not name:
         return ""
     if name not in config.prompts:
-        known = ", ".join(config.prompts) or "none"
-        raise RequestError(f"prompt_name is {name!r:.80}, the model has {known}: name one of these, or leave it out")
+        mend = "leave it out"
+        if config.prompts:
+            mend = f"name one of {', '.join(config.prompts)}, or leave it out"
+        raise RequestError(f"prompt_name is {name!r:.80}, which the model does not have: {mend}")
     return config.prompts[name]
