@@ -340,7 +340,7 @@ class KVCacheManager:
         """Raise AssertionError unless pools and tables agree, and the tables have the blocks that running requests
         read. These may compute their tokens from the given ones on."""
         self.memory.check_invariants()
-        assert all(bool(request.num_blocks) != self.is_of_step for request in first_by_request), "blocks, or none"
+        assert not (self.is_of_step and any(each.num_blocks for each in first_by_request)), "no block outlives a step"
         for group, pool in zip(self.groups, self.pools, strict=True):
             tables = [request.tables[pool.group] for request in first_by_request]
             pool.check_invariants([table.held for table in tables])
