@@ -132,7 +132,7 @@ class PagedRun:
             if self.states is not None:
                 states = self.states.step([(name, each.start, len(each)) for name, each in ranges.items()])
             groups = [CacheGroup(self.kv_cache, metadata)]
-            context = StepContext(groups, states, row_ids, token_slots, media)
+            context = StepContext(groups, states, row_ids, token_slots, media=media)
             logits = self.model.forward_logits(token_ids, every, context)[1].clone()
         if not logits.shape[0]:  # another rank has them
             return {}
