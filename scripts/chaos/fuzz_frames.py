@@ -94,7 +94,7 @@ class FrameFuzzer:
         if isinstance(info, inspect.StructType) and info.array_like:
             return [self._raw(field.type, depth + 1) for field in info.fields]
         if isinstance(info, inspect.StructType):
-            share = pick.choice([0.0, 0.1, 0.5])  # of the optional fields: if few are set, more messages are valid
+            share = pick.choice([0.0, 0.0, 0.1, 0.5])  # of the optional fields: if few are set, more messages are valid
             given = [field for field in info.fields if field.required or pick.random() < share]
             fields = {field.encode_name: self._raw(field.type, depth + 1) for field in given}
             return {info.tag_field: info.tag, **fields} if info.tag_field else fields
