@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import msgspec
 import pytest
@@ -40,7 +41,7 @@ def test_a_status_changes_by_legal_moves_alone_and_an_illegal_one_changes_nothin
 
 
 def test_every_status_leads_to_an_end_and_each_end_is_final() -> None:
-    assert set(MOVES) == set(Status.__args__)
+    assert set(MOVES) == set(get_args(Status))
     for status in MOVES:
         seen, left = {status}, [status]
         while left:
