@@ -11,8 +11,13 @@ ROW_SPARE_BYTES = 6 << 20  # that new rows leave free: to empty its log of 4 MiB
 UPLOAD_SPARE_BYTES = 12 << 20  # that uploads leave free, to rows and to the outputs of batches
 
 
+def free_bytes(place: Path | int) -> int:
+    """Return the bytes that may be written to the disk of this path or descriptor. OSError if it cannot be asked."""
+    status = os.statvfs(place)
+    return status.f_bavail * status.f_frsize
+
+
 def check_room(place: Path | int, num_bytes: int) -> None:
     """Raise OSError (ENOSPC) if the disk of this path or descriptor has less free space."""
-    status = os.statvfs(place)
-    if status.f_bavail * status.f_frsize < num_bytes:
+    if free_bytes(place) < num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

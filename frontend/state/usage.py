@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from pathlib import Path
 from typing import NamedTuple
+
+from .room import free_bytes
 
 _QUERY = """
 SELECT (SELECT COUNT(*) FROM files), (SELECT TOTAL(num_bytes) FROM files),
@@ -28,5 +29,4 @@ class StateUsage(NamedTuple):
     def read(cls, database: sqlite3.Connection, folder: Path) -> StateUsage:
         """Return the present usage. OSError if the folder cannot be asked for its disk."""
         counts = [int(value) for value in database.execute(_QUERY).fetchone()]
-        status = os.statvfs(folder)
-        return cls._make([*counts, status.f_bavail * status.f_frsize])
+        return cls._make([*counts, free_bytes(folder)])

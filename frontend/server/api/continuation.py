@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
+from typing import cast
 
 import msgspec
 
@@ -23,6 +24,7 @@ from ....ipc.messages.base import FinishReason
 from ....ipc.messages.client import Accepted, Child, Delta, Logprobs, Submit, with_digests
 from ....ipc.params.sampling_params import child_seed
 from ...forms.logprobs import single_tokens
+from ...listening.journal.tokens import ShownAnswers
 
 NONCE_BYTES = 16
 TOKEN_BYTES = 4  # of a token id in a message
@@ -62,6 +64,14 @@ class Answer(msgspec.Struct):
         if not (self.logprobs and echo.token_ids):
             return echo
         return msgspec.structs.replace(echo, logprobs=_decode_logprobs(self.logprobs[echo.start]))
+
+
+def answers_of(shown: ShownAnswers) -> dict[int, Answer]:
+    """Return the answers of a request, by choice, as an encoded record of their tokens has them."""
+    return {
+        choice: Answer(each.token_ids, cast(FinishReason | None, each.finish_reason), logprobs=each.logprobs)
+        for choice, each in shown.answers.items()
+    }
 
 
 class Shown(msgspec.Struct):

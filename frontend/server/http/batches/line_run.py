@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
@@ -20,11 +20,8 @@ from ....listening.journal.record import MAX_LOSSES
 from ....listening.journal.tokens import TokenWriter, decode
 from ....state.batches.lines import LineEnd, LineTokens, OpenLine
 from ....state.batches.store import LineOutcome, StoredBatch
-from ...api.continuation import SHOWN, TOKENS, Answer, Continuation, Shown, working_on
+from ...api.continuation import SHOWN, TOKENS, Continuation, Shown, answers_of, working_on
 from ..middleware import OF_ENGINE
-
-if TYPE_CHECKING:
-    from .....ipc.messages.base import FinishReason
 
 LONGEST_WAIT_S = 30.0  # before a request is sent again that the engine had no room for
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
@@ -194,10 +191,7 @@ class LineRun:
         return Continuation(
             nonce=self.batch.record.nonce_of(line.number),
             created=line.opened,
-            answers={
-                choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason), logprobs=each.logprobs)
-                for choice, each in shown.answers.items()
-            },
+            answers=answers_of(shown),
             sources=shown.sources,
             num_cached=self._num_cached,
             seed=self._seed or self.batch.record.seed_of(line.number),

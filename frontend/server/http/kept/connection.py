@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,11 +19,8 @@ from ....listening.journal.journal import HttpJournal
 from ....listening.journal.record import Reason, State
 from ....listening.journal.slot import Slot
 from ....listening.keeper import Keeper
-from ...api.continuation import SHOWN, TOKENS, Answer, Continuation, new_continuation, working_on
+from ...api.continuation import SHOWN, TOKENS, Continuation, answers_of, new_continuation, working_on
 from .transport import KeptTransport
-
-if TYPE_CHECKING:
-    from .....ipc.messages.base import FinishReason
 
 
 class Flow(Protocol):
@@ -201,10 +198,7 @@ class KeptConnection:
         return Continuation(
             nonce=record.nonce,
             created=record.created,
-            answers={
-                choice: Answer(each.token_ids, cast("FinishReason | None", each.finish_reason), logprobs=each.logprobs)
-                for choice, each in shown.answers.items()
-            },
+            answers=answers_of(shown),
             sources=shown.sources,
             num_events=record.num_events,
             num_cached=record.num_cached,

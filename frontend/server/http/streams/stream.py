@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 import msgspec
 from starlette.types import Scope
 
 from ....forms.openai.errors import HttpError
 from ....listening.journal.slot import Slot
-from ...api.continuation import Answer, Continuation, Shown
-
-if TYPE_CHECKING:
-    from .....ipc.messages.base import FinishReason
+from ...api.continuation import Answer, Continuation, Shown, answers_of
 
 _POSITION = re.compile(r"(\d{1,9}e?(?:,\d{1,9}e?)*)(?:\.(\d{1,9}))?")
 
@@ -128,9 +125,7 @@ class ResumableStream(msgspec.Struct, eq=False):
         record, shown = slot.record, slot.shown()
         begun = Continuation(nonce=record.nonce, created=record.created)
         begun.num_cached, begun.seed, begun.sources = record.num_cached, record.seed, shown.sources
-        for choice, each in shown.answers.items():
-            reason = cast("FinishReason | None", each.finish_reason)
-            begun.answers[choice] = Answer(each.token_ids, reason, logprobs=each.logprobs)
+        begun.answers = answers_of(shown)
         request = msgspec.msgpack.decode(slot.request(), type=StreamRequest)
         stream = cls.new(stream_id_of(begun, prefix), request, begun)
         stream.slot = slot
