@@ -164,8 +164,9 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, None]]):
         """Return a score for each pair of texts, as Client.score does."""
         check_options("score", options, PoolOptions)
         pairs = list_pairs(data_1, data_2)
-        submits = self._pair_submits(pairs, pooling_params, await self.info(), options)
-        return to_scores(await self._run_together(submits), len(pairs))
+        info = await self.info()
+        outputs = await self._run_together(self._pair_submits(pairs, pooling_params, info, options))
+        return to_scores(outputs, pairs, has_pairs="score" in info.pooling_tasks)
 
     async def rerank(
         self,

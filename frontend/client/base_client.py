@@ -25,7 +25,7 @@ from ...ipc.params.public_struct import suggestion
 from ...ipc.params.sampling_params import SamplingParams
 from ...ipc.process.log import LogLevel
 from ..forms.call_options import ChatOptions, PoolOptions, adapters_of, pool_params
-from ..forms.prompts import Chat, CheckedChat, Prompt, check_pooling, new_submit
+from ..forms.prompts import Chat, CheckedChat, Prompt, check_pooling, distinct_texts, new_submit
 from ..forms.queries import order_query, pause_query, sleep_query, wake_up_query
 from .transport import Transport
 from .zmq_transport import ZmqTransport
@@ -126,7 +126,7 @@ class BaseClient(Generic[DoneT]):
         self, pairs: Sequence[tuple[str, str]], pooling_params: PoolingParams | None, info: Info, options: PoolOptions
     ) -> list[Submit]:
         """Return the requests that score pairs of texts: one for each pair if the model has a head for that, else one
-        for each text to embed, those of a pair next to each other."""
+        for each distinct text to embed."""
         if "score" in info.pooling_tasks:
             firsts = [first for first, _ in pairs]
             submits = self._pool_submits(firsts, pooling_params, "score", options)
@@ -138,7 +138,7 @@ class BaseClient(Generic[DoneT]):
             served = ", ".join(info.pooling_tasks)
             raise RequestError(f"this model scores no pairs, since its head has several classes: it serves {served}")
         params = msgspec.structs.replace(check_pooling(pooling_params, "embed"), use_activation=True)
-        return self._pool_submits([text for pair in pairs for text in pair], params, "embed", options)
+        return self._pool_submits(distinct_texts(pairs), params, "embed", options)
 
     # ── control ──
 

@@ -181,7 +181,7 @@ class Client(BaseClient[None]):
         check_options("score", options, PoolOptions)
         info, pairs = self.info(), list_pairs(data_1, data_2)
         outputs = self._run(self._pair_submits(pairs, pooling_params, info, options), use_tqdm)
-        return to_scores(outputs, len(pairs))
+        return to_scores(outputs, pairs, has_pairs="score" in info.pooling_tasks)
 
     def rerank(
         self,

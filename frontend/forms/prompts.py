@@ -122,6 +122,11 @@ def list_pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list
     return list(zip(first, second, strict=True))
 
 
+def distinct_texts(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return each text of the pairs once, in the order of its first place: a model that embeds reads it once."""
+    return list(dict.fromkeys(text for pair in pairs for text in pair))
+
+
 def new_submit(
     request_id: str,
     prompt: Prompt | Chat | CheckedChat,

@@ -98,3 +98,15 @@ def test_half_precision_vectors_are_close(folders: dict[str, Path]) -> None:
             outputs = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
         found.append(torch.tensor([output.outputs.embedding for output in outputs]))
     assert (found[0] * found[1]).sum(-1).min() > 0.999  # cosines
+
+
+def test_a_model_without_a_head_scores_pairs_by_cosines_and_reads_each_text_once() -> None:
+    query, documents = "Which city lies at a fjord?", ["A brick is red.", "Oslo lies at a fjord.", "A brick is red."]
+    with LLM(in_process=True, num_threads=1, max_model_len=256) as llm:
+        vectors = [torch.tensor(each.outputs.embedding) for each in llm.embed([query, *documents], use_tqdm=False)]
+        scores = llm.score(query, documents, use_tqdm=False)
+        best, *_ = llm.rerank(query, documents, top_n=1, use_tqdm=False)
+    expected = [float(vectors[0] @ vector) for vector in vectors[1:]]
+    assert [each.outputs.score for each in scores] == pytest.approx(expected, abs=1e-5)
+    assert scores[0].request_id == scores[2].request_id != scores[1].request_id
+    assert best.document == documents[max(range(2), key=expected.__getitem__)]

@@ -9,6 +9,7 @@ import msgspec
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.base import BulkArray
+from ...forms.prompts import distinct_texts
 from ..outputs import RequestOutput
 
 Rows: TypeAlias = list[list[float]]
@@ -114,11 +115,15 @@ def to_pooling(output: RequestOutput) -> PoolingRequestOutput:
     return PoolingRequestOutput(**_prompt(output), outputs=PoolingOutput(data=_result(output).numbers()))
 
 
-def to_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[ScoringRequestOutput]:
-    """Return the scores of pairs: of one output for each pair, or of two, which are embeddings."""
-    if len(outputs) == num_pairs:
+def to_scores(
+    outputs: Sequence[RequestOutput], pairs: Sequence[tuple[str, str]], *, has_pairs: bool
+) -> list[ScoringRequestOutput]:
+    """Return the scores of pairs. `has_pairs`: an output is that of a pair; otherwise it is the embedding of one of the
+    distinct texts."""
+    if has_pairs:
         return list(map(_to_score, outputs))
-    return [_to_similarity(first, second) for first, second in zip(outputs[::2], outputs[1::2], strict=True)]
+    by_text = dict(zip(distinct_texts(pairs), outputs, strict=True))
+    return [_to_similarity(by_text[first], by_text[second]) for first, second in pairs]
 
 
 def _to_score(output: RequestOutput) -> ScoringRequestOutput:
@@ -132,7 +137,7 @@ def _to_similarity(first: RequestOutput, second: RequestOutput) -> ScoringReques
     two = _result(second).floats()
     score = sum(a * b for a, b in zip(one, two, strict=True))
     return ScoringRequestOutput(
-        request_id=first.request_id,
+        request_id=second.request_id,
         prompt=None,
         prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
         num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,

@@ -21,7 +21,7 @@ from ....forms.openai.params import given_params
 from ....forms.pooling.pooling_body import ScoreRequest
 from ....forms.pooling.rerank_body import RerankRequest
 from ....forms.pooling.tei_body import side_of
-from ....forms.prompts import check_text
+from ....forms.prompts import check_text, distinct_texts
 from ...bodies.body_parser import ParsedBody
 from ..openai.local_engine import LocalEngine
 from ..openai.run import Run
@@ -53,10 +53,10 @@ class PairScores(PooledResults):
                 for submit, (_, second) in zip(submits, pairs, strict=True)
             ]
         elif "embed" in tasks:
-            for text in (text for pair in pairs for text in pair):
-                self._place_by_text.setdefault(text, len(self._place_by_text))
+            texts = distinct_texts(pairs)
+            self._place_by_text = {text: place for place, text in enumerate(texts)}
             pooling = PoolingParams(task="embed", use_activation=True)
-            submits = _submits(request_id, list(self._place_by_text), params, pooling)
+            submits = _submits(request_id, texts, params, pooling)
         else:
             served = ", ".join(tasks)
             raise RequestError(f"this model scores no pairs, since its head has several classes: it serves {served}")
