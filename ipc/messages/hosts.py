@@ -16,7 +16,8 @@ from .base import Message, Ping
 
 
 class HostHello(Message, frozen=True, kw_only=True, tag="host_hello"):
-    """First message of an agent. An agent has a new identity for each connection: one that reconnects counts as new."""
+    """First message of an agent. An agent has a new identity for each connection: one that reconnects counts as new.
+    An agent that had joined from the same address is gone."""
 
     protocol_version: int
     version: str  # of tokenloom
@@ -91,7 +92,6 @@ class HostRefused(Message, frozen=True, kw_only=True, tag="host_refused"):
     """Reply to HostHello: the head does not take this host."""
 
     error: ErrorInfo
-    may_retry: bool = False  # the reason may be temporary
 
 
 class HostUnknown(Message, frozen=True, kw_only=True, tag="host_unknown"):

@@ -75,7 +75,6 @@ def test_ray_is_imported_by_the_launcher_alone(engine: RayEngine) -> None:
     assert with_ray == {"tokenloom launcher"}
 
 
-@pytest.mark.nightly  # at times Ray's report comes seconds after the next agent, which is refused, and its node rests
 def test_a_killed_agent_is_reported_by_ray_and_placed_again(
     engine: RayEngine, network: RayNetwork, calm: list[RequestOutput]
 ) -> None:
@@ -84,22 +83,19 @@ def test_a_killed_agent_is_reported_by_ray_and_placed_again(
 
     def kill() -> None:
         nonlocal was_busy
-        num_losses = len(losses())
         ray = [process.pid for number in (0, 1) for process in network.processes(number)]  # no children of this process
         lease = Deadline(LEASE_S, ray)
         agent.kill()
-        wait_until(lambda: len(losses()) > num_losses)
+        wait_until(losses)
         was_busy = not lease.has_passed()
 
-    was_busy = True
-    for _ in range(3):
-        agent = network.wait_process(1, "tokenloom host")
-        check_long(engine, calm, kill)
-        assert network.wait_process(1, "tokenloom host").pid != agent.pid
-        if losses()[-1] == "its agent was killed by SIGKILL":
-            return
-        assert was_busy, f"Ray has not reported the end of an agent within {LEASE_S} s: {engine.log()}"
-    pytest.skip("a busy machine: Ray's report came after the end of the lease each time")
+    was_busy = False
+    agent = network.wait_process(1, "tokenloom host")
+    check_long(engine, calm, kill)
+    assert network.wait_process(1, "tokenloom host").pid != agent.pid
+    (loss,) = losses()
+    is_noticed = loss in ("its agent was killed by SIGKILL", "another agent has started there")
+    assert is_noticed or was_busy, f"Ray has not reported the end of an agent within {LEASE_S} s: {engine.log()}"
 
 
 def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(

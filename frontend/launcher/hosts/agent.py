@@ -133,10 +133,7 @@ class HostAgent:
         elif isinstance(message, Kill):
             processes.kill(message.process)
         elif isinstance(message, HostRefused):
-            if not message.may_retry:
-                raise message.error.to_exception()
-            self._rest()
-            raise HeadLostError(message.error.message)
+            raise message.error.to_exception()
         elif isinstance(message, HostReleased):
             raise HeadLostError(f"the engine at {self._address.head} has ended")
         elif isinstance(message, HostUnknown):

@@ -1,7 +1,8 @@
 """HeadLink: an agent's connection to the head of an engine, with its lease.
 
-Each connection has a new identity, so that no message of an earlier connection is taken for one of this. A wrong key is
-an error; if the head does not run, the agent waits for it.
+Each connection has a new identity, so that no message of an earlier connection is taken for one of this. A machine has
+one agent for a head at a time, so a new one shows the head that the one before has ended. A wrong key is an error; if
+the head does not run, the agent waits for it.
 """
 
 from __future__ import annotations
@@ -70,9 +71,11 @@ class HeadLink:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: HeadAddress, keys: Keys, placement: str = ""
     ) -> None:
-        """Connect and send HostHello with `placement`. OSError if there is no route to the head."""
+        """Connect and send HostHello with `placement`. OSError if there is no route to the head, or another process of
+        this machine is its agent."""
         head, self.own = address.resolve()
         self._place = address.head
+        self._name = hold_name(f"tokenloom-host {head} {address.port} {self.own}", address.head)
         self.socket = new_socket(context, zmq.DEALER, identity=b"host-" + secrets.token_hex(8).encode())
         keys.secure_client(self.socket)
         self.monitor = self.socket.get_monitor_socket(_MONITORED, f"inproc://head-{next(_names)}")
@@ -119,6 +122,20 @@ class HeadLink:
         self.socket.disable_monitor()  # in this order: an unread event would block ZeroMQ's thread
         self.monitor.close(linger=0)
         self.socket.close(FAREWELL_MS)
+        self._name.close()
+
+
+def hold_name(name: str, head: str) -> socket.socket:
+    """Hold a name in the kernel's abstract namespace until the socket is closed or this process ends, however it ends.
+    All processes with this machine's addresses share it, in containers with the host's network too. OSError if another
+    one holds it."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.bind(f"\0{name}")
+    except OSError:
+        held.close()
+        raise OSError(f"another agent on this machine serves {head}: stop one of them") from None
+    return held
 
 
 def _num_gpus() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import zmq
@@ -43,8 +43,14 @@ class Hosts:
         self._num_lost_by_place: Counter[int] = Counter()
         self.wakers: Sequence[zmq.Socket[bytes]] = ()
 
-    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
+    def listen(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        control: zmq.Socket[bytes],
+        receive_placements: Callable[[], None],
+    ) -> None:
         """Let agents join. ConfigError if --listen-hosts cannot be bound."""
+        self._control, self._receive_placements = control, receive_placements
         self.joined.listen(context, control)
         self.wakers = self.joined.wakers
         if not self._has_ray:
@@ -147,11 +153,13 @@ class Hosts:
         return process
 
     def _wait(self, process: RemoteProcess, timeout_s: float) -> None:
-        """Process messages until `process` has ended, for at most `timeout_s`."""
+        """Process messages until `process` has ended, for at most `timeout_s`. They include Ray's reports: that of a
+        killed agent comes while the workers of its group are removed, long before the host's lease ends."""
         deadline = time.monotonic() + timeout_s
         poller = zmq.Poller()
-        for waker in self.wakers:
+        for waker in (self._control, *self.wakers):
             poller.register(waker, zmq.POLLIN)
         while not process.has_ended and (rest_s := deadline - time.monotonic()) > 0:
             poller.poll(int(min(rest_s, PING_INTERVAL_S) * 1000) + 1)
+            self._receive_placements()
             self.turn()

@@ -138,13 +138,15 @@ class JoinedHosts:
             self._on_news(host, message)
 
     def _greet(self, host: Host) -> None:
+        """Accept or refuse a host. A machine has one agent for a head (`hold_name`): if an agent starts where another
+        has joined, the other has ended, although neither Ray nor its lease has shown that yet."""
         if refusal := self._refusal(host.hello):
             self._refuse(host, refusal)
-        elif any(each.name == host.name for each in self.all):
-            self._refuse(host, f"a host at {host.name} has joined already: stop one of its agents", may_retry=True)
-        else:
-            self._host_by_identity[host.identity] = host
-            self.send(host, self._accepted)
+            return
+        for known in [each for each in self.all if each.name == host.name]:
+            self.lose(known, "another agent has started there")
+        self._host_by_identity[host.identity] = host
+        self.send(host, self._accepted)
 
     def _refusal(self, hello: HostHello) -> str:
         """Return why a host cannot serve, or "" if it can."""
@@ -165,11 +167,11 @@ class JoinedHosts:
             )
         return ""
 
-    def _refuse(self, host: Host, reason: str, *, may_retry: bool = False) -> None:
-        if self._refusal_by_address.get(host.name) != reason:  # not again: an agent that may retry does so every second
+    def _refuse(self, host: Host, reason: str) -> None:
+        if self._refusal_by_address.get(host.name) != reason:  # not again: the agent may be restarted every second
             logger.warning("%s", reason)
         self._refusal_by_address[host.name] = reason
-        self.send(host, HostRefused(error=error_info(ConfigError(reason)), may_retry=may_retry))
+        self.send(host, HostRefused(error=error_info(ConfigError(reason))))
         self._host_by_identity.pop(host.identity, None)
 
     def _on_news(self, host: Host, message: AgentToHead) -> None:

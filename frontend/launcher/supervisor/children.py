@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -52,8 +53,9 @@ class Children:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = new_socket(self._context, zmq.ROUTER)
         socket.bind(address)
-        launcher.listen(self._context, socket)
+        launcher.listen(self._context, socket, self.receive_placements)
         self._control: Channel[ChildToSupervisor, SupervisorToChild] = Channel(socket, ChildToSupervisor, "children")
+        self._unread: deque[tuple[bytes, ChildToSupervisor]] = deque()  # read during a wait for a process's end
         self.poller = zmq.Poller()
         for source in (socket, *launcher.wakers):
             self.poller.register(source, zmq.POLLIN)
@@ -88,7 +90,7 @@ class Children:
     def poll(self, timeout_ms: int) -> None:
         """Wait at most `timeout_ms` for an event of `poller`, then run Launcher.turn, which forwards the children's
         stderr."""
-        self.poller.poll(timeout_ms)
+        self.poller.poll(0 if self._unread else timeout_ms)
         self._launcher.turn()
         if self._launcher.places_taken != self._places_taken:
             self._places_taken = self._launcher.places_taken
@@ -97,6 +99,15 @@ class Children:
     def on_placement(self, news: HostPlaced | HostGone) -> None:
         """Pass a report of the launcher process on to the launcher."""
         self._launcher.on_placement(news)
+
+    def receive_placements(self) -> None:
+        """Apply the waiting reports of the launcher process, and keep all other messages for `receive`. The launcher
+        calls it while it waits for the end of a process: if its host is gone, only such a report may tell."""
+        for identity, message in self._control.receive_from(RECEIVE_S):
+            if isinstance(message, HostPlaced | HostGone) and self._sender(identity) is not None:
+                self.on_placement(message)
+            else:
+                self._unread.append((identity, message))
 
     @property
     def next_at(self) -> float:
@@ -172,12 +183,20 @@ class Children:
     def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
         """Yield waiting messages with their sender, for at most RECEIVE_S, so that a flood of messages does not delay
         the rest of the supervisor's work. Messages of removed children are dropped."""
-        for identity, message in self._control.receive_from(RECEIVE_S):
-            known = (*self.all, *self.spares)
-            child = next((child for child in known if child.spec.identity == identity), None)
+        for identity, message in self._messages():
+            child = self._sender(identity)
             if child is not None:
                 child.last_sign_at = time.monotonic()
                 yield child, message
+
+    def _messages(self) -> Iterator[tuple[bytes, ChildToSupervisor]]:
+        while self._unread:
+            yield self._unread.popleft()
+        yield from self._control.receive_from(RECEIVE_S)
+
+    def _sender(self, identity: bytes) -> Child | None:
+        known = (*self.all, *self.spares)
+        return next((child for child in known if child.spec.identity == identity), None)
 
     def receive_last_of(self, ended: Child) -> Iterator[tuple[Child, ChildToSupervisor]]:
         """Yield messages as `receive` does until an ended child's `failure` is set, for at most LAST_MESSAGE_S: its
@@ -185,7 +204,9 @@ class Children:
         if isinstance(ended.process, UnstartedProcess):
             return
         deadline = time.monotonic() + LAST_MESSAGE_S
-        while not ended.failure and self._control.socket.poll(max(int((deadline - time.monotonic()) * 1000), 0)):
+        while not ended.failure and (
+            self._unread or self._control.socket.poll(max(int((deadline - time.monotonic()) * 1000), 0))
+        ):
             yield from self.receive()
 
     def broadcast(self, message: SupervisorToChild, *roles: Role) -> None:

@@ -5,7 +5,7 @@ The supervisor knows a process only by these interfaces, so that the process may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -134,8 +134,14 @@ class Launcher(Protocol):
     def next_at(self) -> float:
         """Latest time at which `turn` must be called, in monotonic seconds."""
 
-    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
-        """Let processes on other machines connect to the control socket, which is already bound for this machine."""
+    def listen(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        control: zmq.Socket[bytes],
+        receive_placements: Callable[[], None],
+    ) -> None:
+        """Let processes on other machines connect to the control socket, which is already bound for this machine.
+        `receive_placements` reads that socket and calls `on_placement`; it is for waits in which nobody else reads."""
 
     def obstacle(self, unit: Unit) -> str:
         """Return the reason why a unit cannot be started yet; "" if it can be started now."""

@@ -59,7 +59,12 @@ class LocalLauncher:
         self._devices: dict[str, str] = {}  # set in the environment of the workers
         self._processes: list[LocalProcess] = []
 
-    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
+    def listen(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        control: zmq.Socket[bytes],
+        receive_placements: Callable[[], None],
+    ) -> None:
         """Do nothing: all processes are on this machine."""
 
     def obstacle(self, unit: Unit) -> str:

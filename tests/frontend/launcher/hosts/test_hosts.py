@@ -95,9 +95,14 @@ class Head:
         self.hosts = Hosts(self.spec, LocalLauncher({}))
         self._control = new_socket(context, zmq.ROUTER)
         self._control.bind(f"ipc://{folder}/control.sock")
-        self.hosts.listen(context, self._control)
+        self.reports: list[HostGone] = []  # of Ray's, not read yet
+        self.hosts.listen(context, self._control, self._receive_placements)
         self.host_keys = Keys.load(folder / "hosts.key")
         self._agents: list[ScriptedAgent] = []
+
+    def _receive_placements(self) -> None:
+        while self.reports:
+            self.hosts.on_placement(self.reports.pop())
 
     def close(self) -> None:
         for agent in self._agents:
@@ -282,21 +287,39 @@ def test_a_host_that_leaves_or_fails_is_lost_at_once(head: Head, caplog: pytest.
 )
 def test_another_version_is_refused(head: Head, changes: dict[str, object], text: str) -> None:
     refused = head.agent(2, **changes).wait(HostRefused)
-    assert (
-        not refused.may_retry and text in refused.error.message and "install the same version" in refused.error.message
-    )
+    assert text in refused.error.message and "install the same version" in refused.error.message
 
 
-def test_a_host_that_joins_twice_and_one_with_another_checkpoint_are_refused(head: Head) -> None:
-    head.agent(2).join()
-    head.until(lambda: len(head.hosts.joined.all) == 1)
-    again = head.agent(2).wait(HostRefused)
-    assert again.may_retry and "has joined already" in again.error.message
-    other = head.agent(3).join(digest="0" * 64).wait(HostRefused)
-    assert (
-        not other.may_retry
-        and f"another checkpoint of demo (00000000) than the head ({DIGEST:.8})" in other.error.message
-    )
+def test_an_agent_that_starts_where_one_has_joined_takes_its_place_and_only_if_it_may_serve(head: Head) -> None:
+    first, second = head.agent(2, placement="one").join(), head.agent(3).join()
+    head.until(lambda: not head.hosts.obstacle(WORKERS))
+    process, other = head.hosts.spawn(head.rank(2)), head.hosts.spawn(head.rank(3))
+    head.agent(2, version="0.0.9").wait(HostRefused)
+    assert not process.has_ended
+    head.agent(2, placement="two").join()  # before Ray has reported the end of the first
+    process.close()
+    assert process.describe_exit() == "worker 2 is lost with host 10.0.0.2: another agent has started there"
+    assert process.is_blameless and not other.has_ended and head.hosts.num_hosts_lost(0) == 1
+    head.until(lambda: second.turn() or head.hosts.places_taken.placements == ["", "two"])
+    head.hosts.on_placement(HostGone(placement="one", reason="it was killed"))
+    assert head.hosts.places_taken.placements == ["", "two"] and not head.hosts.obstacle(WORKERS)
+    first.send(HostReport())
+    first.wait(HostUnknown)
+
+
+def test_a_report_of_ray_ends_the_wait_for_a_process_of_a_killed_agent(head: Head) -> None:
+    head.agent(2, placement="one").join()
+    head.agent(3).join()
+    head.until(lambda: not head.hosts.obstacle(WORKERS))
+    process = head.hosts.spawn(head.rank(2))
+    head.reports.append(HostGone(placement="one", reason="it was killed"))
+    process.close()
+    assert process.describe_exit() == "worker 2 is lost with host 10.0.0.2: it was killed"
+
+
+def test_a_host_with_another_checkpoint_is_refused(head: Head) -> None:
+    refused = head.agent(3).join(digest="0" * 64).wait(HostRefused)
+    assert f"another checkpoint of demo (00000000) than the head ({DIGEST:.8})" in refused.error.message
 
 
 def test_a_host_with_too_few_gpus_is_refused(
@@ -428,15 +451,19 @@ def test_an_agent_reports_a_process_when_it_has_reaped_it_and_leaves_a_silent_he
     assert time.monotonic() - begun > LEASE_S - 1.5
 
 
-def test_an_agent_that_is_refused_for_good_ends_with_the_reason(peer: ScriptedHead, join: Join) -> None:
-    agent = join(peer.address)
-    identity, _ = peer.wait(HostHello)
-    peer.channel.send_to(identity, HostRefused(error=error_info(ConfigError("busy")), may_retry=True))
+def test_a_second_agent_of_a_machine_waits_until_the_first_has_ended(peer: ScriptedHead, join: Join) -> None:
+    first = join(peer.address)
+    peer.wait(HostHello)
+    second = join(peer.address)
+    assert second.stderr is not None
+    words = f"another agent on this machine serves {peer.address}: stop one of them; waits for {peer.address}"
+    assert words in second.stderr.readline()
+    assert not peer.received
+    first.kill()
     identity, _ = peer.wait(HostHello)
     peer.channel.send_to(identity, HostRefused(error=error_info(ConfigError("another version"))))
-    _, errors = agent.communicate(timeout=DEADLINE_S)
-    assert agent.returncode == 2 and "busy; waits for tcp://127.0.0.1:" in errors
-    assert errors.endswith("engine-launch join: another version\n")
+    _, errors = second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 2 and errors.endswith("engine-launch join: another version\n")
 
 
 @pytest.mark.parametrize("which", ["client", pytest.param("both", marks=pytest.mark.nightly)])

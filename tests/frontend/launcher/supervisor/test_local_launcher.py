@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 import zmq
 
 from tokenloom.frontend.launcher.supervisor.children import Children
-from tokenloom.frontend.launcher.supervisor.launcher import CORE, WORKERS, ProcessSpec, Unit
+from tokenloom.frontend.launcher.supervisor.launcher import CORE, LAUNCHER, WORKERS, ProcessSpec, Unit, UnstartedProcess
 from tokenloom.frontend.launcher.supervisor.local_launcher import LocalLauncher
 from tokenloom.ipc.codec import encode
-from tokenloom.ipc.messages.supervisor import HostPlaced, Phase
+from tokenloom.ipc.messages.supervisor import HostGone, HostPlaced, Phase
 from tokenloom.ipc.sockets.zmq_sockets import new_socket
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 30.0
 ENDS = "tokenloom.no_such_module"  # at once, with exit code 1
@@ -145,3 +147,46 @@ def test_a_flood_of_messages_is_taken_in_parts(tmp_path: Path) -> None:
     children.close(0.0)
     assert names == [str(number) for number in range(NUM_MESSAGES)]
     assert max(parts) < NUM_MESSAGES / 2
+
+
+class FarLauncher(LocalLauncher):
+    """A launcher with processes that end by a report of Ray, as on a host with a killed agent."""
+
+    def listen(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        control: zmq.Socket[bytes],
+        receive_placements: Callable[[], None],
+    ) -> None:
+        self.receive_placements, self.reports = receive_placements, list[HostPlaced | HostGone]()
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        self.reports.append(news)
+
+    def spawn(self, spec: ProcessSpec) -> Any:
+        return FarProcess(self)
+
+
+class FarProcess(UnstartedProcess):
+    def __init__(self, launcher: FarLauncher) -> None:
+        self._launcher = launcher
+
+    def close(self) -> None:
+        wait_until(lambda: self._launcher.receive_placements() or self._launcher.reports)
+
+
+def test_reports_of_ray_are_applied_while_a_process_is_removed_and_other_messages_kept(tmp_path: Path) -> None:
+    launcher, ray, gone = FarLauncher(os.environ), ProcessSpec(LAUNCHER), HostGone(placement="one", reason="killed")
+    children = Children(f"ipc://{tmp_path}/control.sock", launcher)
+    for spec in (ray, ProcessSpec(WORKERS)):
+        children.spawn(spec)
+    with zmq.Context() as context, new_socket(context, zmq.DEALER, identity=ray.identity) as peer:
+        peer.connect(f"ipc://{tmp_path}/control.sock")
+        for message in (Phase(name="joined", duration_s=0.0), gone, Phase(name="placed", duration_s=0.0)):
+            peer.send(encode(message))
+        children.remove(WORKERS)
+        assert launcher.reports == [gone]
+        names: list[str] = []
+        wait_until(lambda: names.extend(each.name for _, each in children.receive()) or len(names) == 2)
+    children.close(0.0)
+    assert names == ["joined", "placed"]
