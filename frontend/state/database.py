@@ -59,7 +59,8 @@ class Database:
         self, work: Callable[[sqlite3.Connection], T], *, synced: bool = False, is_deleting: bool = False
     ) -> T:
         """Return the result of `work`, during which no other process changes anything. If `synced`, its changes and all
-        earlier ones are on the disk then. `is_deleting`: it adds nothing, and may use the room that others leave."""
+        earlier ones are on the disk then. `is_deleting`: it adds nothing but some bytes of a row, and may use the room
+        that others leave."""
 
         def checked(connection: sqlite3.Connection) -> T:
             self._check_room()

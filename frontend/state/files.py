@@ -8,13 +8,14 @@ it then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from ...ipc.errors import RequestError
+from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.shortages.failure import failure_of
 from ...ipc.shortages.threads import Threads
 from .contents import FileReader, PartFile, file_names, remove, take_leftover
@@ -101,7 +102,13 @@ class Files:
         """Begin the content of a file. One with this id is gone then: it could be found with the new content."""
         if await self._has_row(file_id):
             await self._database.do(lambda database: database.execute(_DELETE, (file_id,)), synced=True)
-        return await self.in_thread(PartFile, self._folder, file_id, spare_bytes)
+        beginning = asyncio.ensure_future(self.in_thread(PartFile, self._folder, file_id, spare_bytes))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:  # the thread goes on, and nobody would close its file
+            with contextlib.suppress(TokenloomError):
+                (await beginning).remove()
+            raise
 
     async def add(self, record: FileRecord, expires_s: int | None, *, is_limited: bool) -> None:
         """Add the row of a file that is in its place."""

@@ -7,6 +7,7 @@ its answer grows with the file. Whether two lines have the same custom_id is not
 from __future__ import annotations
 
 import re
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ from ...forms.openai.batches.line import LineFault, read_line, url_fault
 PIECE_BYTES = 4 << 20
 MAX_LINES = 2000  # of one answer
 MAX_FAULTS = 100  # of one answer
+BUFFER_BYTES = 64 << 10  # of the file; between two blank lines at most so many are looked at again
 BOM = b"\xef\xbb\xbf"
 _INK = re.compile(rb"\S")
 
@@ -25,7 +27,7 @@ def check_batch(question: CheckBatch) -> BatchChecked:
     lines: list[FoundLine] = []
     faults: list[FoundFault] = []
     offset, number = question.offset, question.number
-    with open(Path(question.path), "rb") as file:
+    with open(Path(question.path), "rb", BUFFER_BYTES) as file:
         file.seek(offset)
         while offset - question.offset < PIECE_BYTES and len(lines) < MAX_LINES and len(faults) < MAX_FAULTS:
             raw = file.readline(question.max_line_bytes + 1)
@@ -45,6 +47,10 @@ def check_batch(question: CheckBatch) -> BatchChecked:
                     lines.append(found)
                 else:
                     faults.append(found)
+            else:
+                blank = _take_blank_lines(file)
+                num_bytes += len(blank)
+                number += blank.count(b"\n")
             offset += num_bytes
             number += 1
     return BatchChecked(lines=lines, faults=faults, offset=offset, number=number, is_end=False)
@@ -60,6 +66,13 @@ def _checked(raw: bytes, offset: int, number: int, endpoint: str) -> FoundLine |
     body = bytes(line.body)
     place = raw.index(body)  # if another field holds the same bytes, they will do as well
     return FoundLine(number, offset + place, len(body), line.custom_id)
+
+
+def _take_blank_lines(file: BufferedReader) -> bytes:
+    """Read the blank lines that the file's buffer holds from here on: so a file of them takes no turn for each."""
+    ahead = file.peek()
+    num_blank = len(ahead) - len(ahead.lstrip())
+    return file.read(ahead.rfind(b"\n", 0, num_blank) + 1)
 
 
 def _skip_line(file: BinaryIO) -> int:

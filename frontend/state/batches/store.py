@@ -129,7 +129,7 @@ class Batches:
                 _write(database, found)
             return found
 
-        return await self._database.do(work, synced=True)
+        return await self._database.do(work, synced=True, is_deleting=True)  # it must work on a full disk, too
 
     # ── the runner ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -295,8 +295,9 @@ class Batches:
 
 
 def reader_of(database: sqlite3.Connection, file_id: str) -> str | None:
-    """Return the id of an open batch that reads a file; None if there is none."""
-    query = "SELECT id FROM batches WHERE is_open AND input_file_id = ?"
+    """Return the id of a batch that still reads a file; None if there is none. Outputs are written without the input,
+    so that on a full disk the input of a cancelled batch can make room for them."""
+    query = "SELECT id FROM batches WHERE is_open AND status IN ('validating', 'in_progress') AND input_file_id = ?"
     row = database.execute(query, (file_id,)).fetchone()
     return None if row is None else str(row[0])
 

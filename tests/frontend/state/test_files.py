@@ -232,10 +232,14 @@ def test_a_caller_that_is_cancelled_at_the_end_leaves_a_whole_file(store: Store)
 FULL_DISK = """
 import os, sys
 from pathlib import Path
+from tokenloom.frontend.state.batches.store import Batches
 from tokenloom.ipc.errors import StorageFull
+from tokenloom.tests.frontend.state.batches.test_record import new_record
 from tokenloom.tests.frontend.state.test_files import ME, Store, run
 
 async def work(store):
+    batches = Batches(store.database)
+    await batches.add(ME, new_record())
     names = []
     try:
         while True:
@@ -247,7 +251,7 @@ async def work(store):
     await output.write(bytes(300_000))
     await output.finish()
     assert await store.files.delete(ME, "file-ee")
-    same = "REPLACE INTO batches (number, record) VALUES (1, zeroblob(50000))"
+    same = "REPLACE INTO batches (number, record) VALUES (2, zeroblob(50000))"
     for _ in range(40):
         await store.database.do(lambda database: database.execute(same))
     disk = os.statvfs(sys.argv[1])
@@ -265,6 +269,7 @@ async def work(store):
             await store.database.do(lambda database: database.execute(row))
     except StorageFull:
         print("no room for rows")
+    print((await batches.cancel(ME, "batch_1")).record.batch.status)
     for name in names:
         assert await store.files.delete(ME, f"file-{name}")
     await store.put("ff", bytes(300_000))
@@ -276,7 +281,13 @@ run(store, work(store))
 
 
 @needs_mounts
-def test_files_can_be_deleted_on_a_full_disk(tmp_path: Path) -> None:
+def test_files_can_be_deleted_and_batches_cancelled_on_a_full_disk(tmp_path: Path) -> None:
     command = [*inside(f"mount -t tmpfs -o size=24m tmpfs {tmp_path}"), sys.executable, "-P", "-c", FULL_DISK, tmp_path]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert output.splitlines() == ["no room for files", "no room beside the log", "no room for rows", "ff"]
+    assert output.splitlines() == [
+        "no room for files",
+        "no room beside the log",
+        "no room for rows",
+        "cancelling",
+        "ff",
+    ]

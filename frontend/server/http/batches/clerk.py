@@ -1,11 +1,12 @@
 """BatchClerk: checks the input files of new batches, and writes the output files of ended ones.
 
-One batch after the other, in pieces, so that no file is in memory. Each piece is stored, and the id of an output file
-is drawn from the batch's nonce, so that a successor goes on and no file is there twice. Knows no requests.
+It works in pieces, so that no file is in memory. Each piece is stored, and the id of an output file is drawn from the
+batch's nonce, so that a successor goes on and no file is there twice. Knows no requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -45,76 +46,121 @@ class BatchFiles(Protocol):
 
 
 class BatchClerk:
-    """Worker that brings batches from one status to the next."""
+    """Worker that brings batches from one status to the next. Keys take turns: in a round each key that has work gets
+    one piece of it, so that no key waits for a large file of another."""
 
     def __init__(self, batches: Batches, files: BatchFiles, check: Check, max_line_bytes: int) -> None:
         """`check` asks an intake process; RequestError if it cannot read the file."""
         self._batches, self._files, self._check = batches, files, check
         self._max_line_bytes = max_line_bytes
+        self._outputs: dict[int, _Outputs] = {}  # by number of a batch: those that are being written
 
-    async def work(self) -> bool:
-        """Bring each batch that needs it to its next status. Return whether one has changed. After all of them, raise
-        the last error of one."""
-        has_changed = False
-        failure: Exception | None = None
-        for batch in await self._batches.open_batches():
-            status = batch.record.batch.status
-            try:
-                if status == "validating":
-                    await self._validate(batch)
-                    has_changed = True
-                elif status in ("finalizing", "cancelling"):
-                    await self._write_outputs(batch)
-                    has_changed = True
-            except Exception as error:
-                failure = error
-        while await self._batches.delete_ended():
+    async def work(
+        self, on_change: Callable[[], None] = lambda: None, has_lines: Callable[[int], bool] = lambda number: False
+    ) -> None:
+        """Bring each batch that needs it to its next status; call `on_change` for each. A batch that `has_lines`, by
+        its number, which run or are not stored yet, is left out. After all, raise the first error of one."""
+        failed: dict[int, BaseException] = {}
+        while await self._round(failed, on_change, has_lines):
             pass
-        if failure is not None:
+        for failure in failed.values():
             raise failure
-        return has_changed
 
-    async def _validate(self, batch: StoredBatch) -> None:
+    def close(self) -> None:
+        """Drop the outputs that are being written."""
+        while self._outputs:
+            self._outputs.popitem()[1].discard()
+
+    async def _round(
+        self, failed: dict[int, BaseException], on_change: Callable[[], None], has_lines: Callable[[int], bool]
+    ) -> bool:
+        """Do one piece of work for the oldest batch of each key, but for those that have failed, which are added to
+        `failed`. Return whether there was anything to do."""
+        first: dict[bytes, StoredBatch] = {}
+        for batch in await self._batches.open_batches():
+            is_due = batch.record.batch.status != "in_progress" and not has_lines(batch.number)
+            if is_due and batch.number not in failed:
+                first.setdefault(batch.owner, batch)
+        results = await asyncio.gather(*map(self._advance, first.values()), return_exceptions=True)
+        for batch, result in zip(first.values(), results, strict=True):
+            if isinstance(result, BaseException):
+                failed[batch.number] = result
+            elif result:
+                on_change()
+        return await self._batches.delete_ended() or bool(first)
+
+    async def _advance(self, batch: StoredBatch) -> bool:
+        """Do one piece of a batch's work. Return whether its status has changed."""
+        if batch.record.batch.status == "validating":
+            return await self._validate(batch)
+        outputs = self._outputs.pop(batch.number, None) or await self._begin_outputs(batch)
+        try:
+            if not await outputs.write_piece():
+                self._outputs[batch.number] = outputs
+                return False
+            await self._batches.finish(batch.number, *await outputs.finish())
+            return True
+        finally:
+            if batch.number not in self._outputs:
+                outputs.discard()
+
+    async def _validate(self, batch: StoredBatch) -> bool:
+        """Check the next piece of the input file. Return whether it was the last."""
         record, number = batch.record, batch.number
         path = await self._files.input_path(batch.owner, record.batch.input_file_id)
         if path is None:
             message = f"the input file {record.batch.input_file_id:.80} is gone: upload it again"
             await self._batches.fail(number, BatchError("file_not_found", message, "input_file_id"))
-            return
-        begin, line = record.check_offset, record.check_number
-        is_validating = True
-        while is_validating:
-            question = CheckBatch(
-                path=str(path),
-                offset=begin,
-                number=line,
-                endpoint=record.batch.endpoint,
-                max_line_bytes=self._max_line_bytes,
-            )
-            try:
-                checked = await self._check(question)
-            except RequestError as error:
-                await self._batches.fail(number, BatchError("invalid_file", str(error), "input_file_id", line))
-                return
-            is_validating = await self._batches.add_checked(number, begin, checked)
-            begin, line = checked.offset, checked.number
+            return True
+        question = CheckBatch(
+            path=str(path),
+            offset=record.check_offset,
+            number=record.check_number,
+            endpoint=record.batch.endpoint,
+            max_line_bytes=self._max_line_bytes,
+        )
+        try:
+            checked = await self._check(question)
+        except RequestError as error:
+            fault = BatchError("invalid_file", str(error), "input_file_id", record.check_number)
+            await self._batches.fail(number, fault)
+            return True
+        return not await self._batches.add_checked(number, record.check_offset, checked)
 
-    async def _write_outputs(self, batch: StoredBatch) -> None:
-        """Write the lines in the order of the input: answers of status 200 to the output file, others to the error
-        file. A file without lines is not written."""
+    async def _begin_outputs(self, batch: StoredBatch) -> _Outputs:
         if batch.record.has_expired or batch.record.batch.status == "cancelling":
             await self._batches.close_lines(batch.number)
-        output, errors = _Output(self._files, batch, "output"), _Output(self._files, batch, "error")
-        try:
-            after = 0
-            while lines := await self._batches.ended_lines(batch.number, after, NUM_LINES, PIECE_BYTES):
-                await output.write([line.answer for line in lines if line.status == 200])
-                await errors.write([line.answer or _unanswered(batch, line) for line in lines if line.status != 200])
-                after = lines[-1].number
-            await self._batches.finish(batch.number, await output.finish(), await errors.finish())
-        finally:
-            output.discard()
-            errors.discard()
+        return _Outputs(self._batches, self._files, batch)
+
+
+class _Outputs:
+    """The output files of a batch, with the lines in the order of the input: answers of status 200 are in the output
+    file, others in the error file. A file without lines is not written."""
+
+    def __init__(self, batches: Batches, files: BatchFiles, batch: StoredBatch) -> None:
+        self._batches, self._batch = batches, batch
+        self._answers, self._errors = _Output(files, batch, "output"), _Output(files, batch, "error")
+        self._after = 0  # number of the last line that is written
+
+    async def write_piece(self) -> bool:
+        """Write some lines; return whether there are no more."""
+        batch = self._batch
+        lines = await self._batches.ended_lines(batch.number, self._after, NUM_LINES, PIECE_BYTES)
+        if not lines:
+            return True
+        await self._answers.write([line.answer for line in lines if line.status == 200])
+        await self._errors.write([line.answer or _unanswered(batch, line) for line in lines if line.status != 200])
+        self._after = lines[-1].number
+        return False
+
+    async def finish(self) -> tuple[str | None, str | None]:
+        """Store the files, and return the ids of the output file and the error file."""
+        return await self._answers.finish(), await self._errors.finish()
+
+    def discard(self) -> None:
+        """Remove the files that have not finished."""
+        self._answers.discard()
+        self._errors.discard()
 
 
 class _Output:

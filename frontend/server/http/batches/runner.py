@@ -199,12 +199,20 @@ class BatchRunner:
             await asyncio.sleep(self._limits.gather_s)
         self._changed.clear()
 
+    def _has_lines(self, batch: int) -> bool:
+        """Return whether lines of a batch run, or have ended and are not stored."""
+        return any(number == batch for number, _ in self._runs) or any(
+            each.end.batch == batch for each in self._outcomes
+        )
+
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _do_paperwork(self) -> None:
         """Check input files and write output files whenever a batch needs it."""
-        while True:
-            if await self._persist(self._clerk.work):
-                self.wake()  # lines may run, and the statuses have changed
-            await self._has_paperwork.wait()
-            self._has_paperwork.clear()
+        try:
+            while True:
+                await self._persist(lambda: self._clerk.work(self.wake, self._has_lines))
+                await self._has_paperwork.wait()
+                self._has_paperwork.clear()
+        finally:
+            self._clerk.close()

@@ -12,11 +12,11 @@ from tokenloom.frontend.forms.openai.batches.batch import Batch, BatchError, Sta
 from tokenloom.frontend.state.batches.record import MAX_FAULTS, MOVES, BatchRecord, IllegalMove
 
 
-def new_record(batch_id: str = "batch_1", nonce: bytes = b"n" * 16) -> BatchRecord:
+def new_record(batch_id: str = "batch_1", nonce: bytes = b"n" * 16, input_file_id: str = "file-1") -> BatchRecord:
     batch = Batch(
         id=batch_id,
         endpoint="/v1/completions",
-        input_file_id="file-1",
+        input_file_id=input_file_id,
         completion_window="24h",
         created_at=1000,
         expires_at=1000 + 24 * 3600,

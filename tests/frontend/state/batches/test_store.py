@@ -172,6 +172,7 @@ async def test_cancel_and_expiry_keep_what_has_ended(_: PlainDatabase) -> None:
         await batches.add_checked(1, 0, checked(found(5)))
         opened = [line for _, line in await batches.open_lines(3, 1000)]
         await batches.save([], [outcome(opened[0], 200)])
+        assert reader_of(database.connection, "file-1") == "batch_1"
         if is_cancelled:
             await batches.cancel(OWNER, "batch_1")
             assert await batches.cancel(OWNER, "batch_1") is not None
@@ -185,9 +186,8 @@ async def test_cancel_and_expiry_keep_what_has_ended(_: PlainDatabase) -> None:
         lines = await batches.ended_lines(1, 0, 100, 1000)
         assert [(line.number, line.status) for line in lines] == [(1, 200), (2, 0), (3, 0), (4, 0), (5, 0)]
         assert [line.number for line in await batches.ended_lines(1, 1, 2, 1000)] == [2, 3]
-        assert reader_of(database.connection, "file-1") == "batch_1"
+        assert reader_of(database.connection, "file-1") is None, "its room may be needed for the outputs"
         await batches.finish(1, "file-out", None)
-        assert reader_of(database.connection, "file-1") is None
         stored = await batches.get(OWNER, "batch_1")
         assert stored is not None
         batch = stored.record.batch

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.listening.journal.record import MAX_LOSSES
 from tokenloom.frontend.server.api.continuation import SHOWN, TOKENS, Shown, current
+from tokenloom.frontend.server.bodies import batch_file
 from tokenloom.frontend.server.bodies.batch_file import check_batch
 from tokenloom.frontend.server.http.batches.clerk import BatchClerk
 from tokenloom.frontend.server.http.batches.runner import BatchRunner, RunnerLimits
@@ -327,6 +328,37 @@ def test_lines_without_a_model_are_not_run_by_another_model(served: str, tmp_pat
         assert batch.request_counts.completed == (2 if served == "m" else 0)
         for line in disk.output(batch.error_file_id):
             assert line["response"]["status_code"] == 404 and "another" in line["response"]["body"]["error"]["message"]
+
+    asyncio.run(work())
+
+
+def test_a_key_waits_neither_for_the_files_nor_for_the_failures_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_file, "PIECE_BYTES", 1)  # each line is a piece
+
+    async def work() -> None:
+        disk = await new_batch(tmp_path, 30)
+        batches, asked, changed_at = Batches(disk), list[str](), list[int]()
+        for name in ("file-2", "file-3"):
+            (tmp_path / name).write_bytes((tmp_path / "file-1").read_bytes().split(b"\n")[0])
+
+        async def check(question: CheckBatch) -> BatchChecked:
+            asked.append(Path(question.path).name)
+            if len(asked) == 3:
+                await batches.add(b"second", new_record("batch_2", input_file_id="file-2"))
+                await batches.add(b"third", new_record("batch_3", input_file_id="file-3"))
+            if asked[-1] == "file-3":
+                raise Overloaded("all intake processes are busy")
+            return check_batch(question)
+
+        clerk = BatchClerk(batches, disk, check, max_line_bytes=1 << 20)
+        with pytest.raises(Overloaded):
+            await clerk.work(lambda: changed_at.append(len(asked)))
+        assert Counter(asked) == {"file-1": 31, "file-2": 2, "file-3": 1}
+        assert changed_at == [8, 34], "the second key's file, between pieces of the first one's"
+        statuses = [each.record.batch.status for each in await batches.open_batches()]
+        assert statuses == ["in_progress", "in_progress", "validating"]
 
     asyncio.run(work())
 
