@@ -24,7 +24,7 @@ from ..attach import add_api_key, announce_start
 from ..engines import StandardTerminal, check_address, engine_at, engine_meant, url_of
 from .direct_run import Server, run_directly
 from .http_call import call
-from .line_files import read_done, read_lines
+from .line_files import RequestFile, read_done
 from .stored_run import StoredRun, digest_of, has_batches
 
 DESCRIPTION = (
@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.concurrency <= 1024:
         raise ConfigError(f"--concurrency must be in [1, 1024], got {arguments.concurrency}")
-    lines = read_lines(arguments.input)
+    with contextlib.closing(RequestFile(arguments.input)) as requests:
+        return _run(requests, arguments)
+
+
+def _run(requests: RequestFile, arguments: argparse.Namespace) -> int:
     if arguments.output.exists() and arguments.output.samefile(arguments.input):
         raise ConfigError(f"{arguments.output} is the file of the requests: give another file for the responses")
     with open(arguments.output, "ab+") as output:
@@ -61,17 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
         except BlockingIOError:
             raise ConfigError(f"another batch is writing {output.name}: wait until it ends") from None
         done = read_done(output)
-        todo = [line for line in lines if line.custom_id not in done]
-        num_errors = sum(1 for line in lines if done.get(line.custom_id))
+        todo = [index for index, custom_id in enumerate(requests.custom_ids) if custom_id not in done]
+        num_errors = sum(1 for custom_id in requests.custom_ids if done.get(custom_id))
         if todo:
             with _server(arguments) as server:
                 if has_batches(server):
-                    digest = digest_of(lines, str(arguments.output.resolve()))
-                    StoredRun(server, digest, output, done, time.sleep).run(lines)
-                    num_errors = sum(1 for line in lines if done.get(line.custom_id, True))
+                    digest = digest_of(requests, str(arguments.output.resolve()))
+                    StoredRun(server, digest, output, done, time.sleep).run(requests)
+                    num_errors = sum(1 for custom_id in requests.custom_ids if done.get(custom_id, True))
                 else:
-                    num_errors += run_directly(todo, len(lines), output, server, arguments.concurrency)
-    print(f"requests: {len(lines)}, with errors: {num_errors}, responses in {arguments.output}", file=sys.stderr)
+                    num_errors += run_directly(requests, todo, output, server, arguments.concurrency)
+    print(f"requests: {len(requests)}, with errors: {num_errors}, responses in {arguments.output}", file=sys.stderr)
     return 1 if num_errors else 0
 
 

@@ -14,9 +14,10 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 from tqdm import tqdm
 
+from ....ipc.errors import ConfigError
 from ...forms.openai.batches.line import BatchLine, OutputId, answered_line
 from .http_call import NO_BODY, call
-from .line_files import outcome_of
+from .line_files import RequestFile, outcome_of
 
 NUM_TRIES = 8  # of a request that gets 429, 503 or no response
 LONGEST_WAIT_S = 30.0
@@ -29,20 +30,28 @@ class Server(NamedTuple):
     api_key: str | None
 
 
-def run_directly(todo: list[BatchLine], total: int, output: BinaryIO, server: Server, width: int) -> int:
-    """Run `todo` in `width` daemon threads (Ctrl-C need not wait), append the responses, and count the errors."""
-    waiting, responses = deque(todo), SimpleQueue[bytes]()
+def run_directly(requests: RequestFile, todo: list[int], output: BinaryIO, server: Server, width: int) -> int:
+    """Run the requests with these indices in `width` daemon threads (Ctrl-C need not wait), append the responses, and
+    count the errors. ConfigError if the file of requests has changed."""
+    waiting, responses = deque(todo), SimpleQueue[bytes | ConfigError]()
 
     def work() -> None:
         with contextlib.suppress(IndexError):
             while True:
-                responses.put(run_line(waiting.popleft(), server))
+                index = waiting.popleft()
+                try:
+                    responses.put(run_line(requests.line(index), server))
+                except ConfigError as error:
+                    responses.put(error)
 
     for _ in range(min(width, len(todo))):
         threading.Thread(target=work, daemon=True).start()
     num_errors = 0
+    total = len(requests)
     for _ in tqdm(todo, total=total, initial=total - len(todo), unit="request", disable=None):
         line = responses.get()
+        if isinstance(line, ConfigError):
+            raise line
         output.write(line)
         output.flush()
         found = outcome_of(line)

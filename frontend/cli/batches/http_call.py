@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-from collections.abc import Generator
-from typing import NamedTuple
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,6 +14,19 @@ from ..http_engine import message_of, new_connection
 
 ANSWER_TIMEOUT_S = 3600.0
 NO_BODY = b"null"  # of a response without JSON
+
+
+@runtime_checkable
+class SizedBody(Protocol):
+    """A body that is sent piece by piece."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+Body: TypeAlias = bytes | SizedBody | None
 
 
 class HttpResponse(NamedTuple):
@@ -27,7 +40,7 @@ class HttpResponse(NamedTuple):
 
 
 def call(
-    method: str, url: str, path: str, body: bytes | None, api_key: str | None, content_type: str = "application/json"
+    method: str, url: str, path: str, body: Body, api_key: str | None, content_type: str = "application/json"
 ) -> HttpResponse:
     """Send one HTTP request. The result has the reason if the response is not a 200 with JSON."""
     try:
@@ -52,13 +65,15 @@ def call(
 
 @contextlib.contextmanager
 def opened(
-    method: str, url: str, path: str, body: bytes | None, api_key: str | None, content_type: str = "application/json"
+    method: str, url: str, path: str, body: Body, api_key: str | None, content_type: str = "application/json"
 ) -> Generator[http.client.HTTPResponse, None, None]:
     """Send one HTTP request; the context's value is the response before its body. OSError or HTTPException
     without one."""
     parts = urlsplit(url)
     connection = new_connection(parts, ANSWER_TIMEOUT_S)
     headers = {"content-type": content_type}
+    if isinstance(body, SizedBody):
+        headers["content-length"] = str(body.num_bytes)
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
     try:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import stat
+import threading
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import BinaryIO
@@ -14,24 +18,74 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/respo
 LINE_PREFIX = b'{"id":"batch_req_'  # of every line of OUT
 
 
-def read_lines(path: Path) -> list[BatchLine]:
-    """Read the requests of a batch file; ConfigError with the number of a line that is invalid, repeats a custom_id or
-    does not ask for one whole answer."""
-    lines: list[BatchLine] = []
-    seen: set[str] = set()
-    for number, raw in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1):
-        if not raw.strip():
-            continue
-        line = read_line(raw)
-        if isinstance(line, LineFault):
-            raise ConfigError(f"{path}:{number} is not a batch request: {line.message}")
-        if line.url not in PATHS:
-            raise ConfigError(f"{path}:{number}: {line.url:.200} is not served: POST one of {', '.join(PATHS)}")
-        if line.custom_id in seen:
-            raise ConfigError(f"{path}:{number}: custom_id {line.custom_id!r:.80} is not unique")
-        seen.add(line.custom_id)
-        lines.append(line)
-    return lines
+class RequestFile:
+    """The requests of a batch file, in order. Only their ids and places are in memory, but for a file that cannot be
+    read twice, such as a pipe. Any thread may read a line, until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Check all lines. ConfigError with the number of a line that is invalid, repeats a custom_id or does not ask
+        for one whole answer."""
+        self._path, self._lock = path, threading.Lock()
+        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - it is open as long as this object
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            with self._file as pipe:
+                self._file = io.BytesIO(pipe.read())
+        self.custom_ids: list[str] = []
+        self.urls: list[str] = []
+        self._places: list[tuple[int, int]] = []  # offset and length in bytes, without the line's end
+        try:
+            self._find_lines()
+        except ConfigError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _find_lines(self) -> None:
+        seen: set[str] = set()
+        offset = 0
+        for number, whole in enumerate(self._file, start=1):
+            begin = offset + len(BOM_UTF8) * (number == 1 and whole.startswith(BOM_UTF8))
+            raw = whole[begin - offset :].rstrip()
+            offset += len(whole)
+            if not raw:
+                continue
+            line = read_line(raw)
+            if isinstance(line, LineFault):
+                raise ConfigError(f"{self._path}:{number} is not a batch request: {line.message}")
+            if line.url not in PATHS:
+                raise ConfigError(
+                    f"{self._path}:{number}: {line.url:.200} is not served: POST one of {', '.join(PATHS)}"
+                )
+            if line.custom_id in seen:
+                raise ConfigError(f"{self._path}:{number}: custom_id {line.custom_id!r:.80} is not unique")
+            seen.add(line.custom_id)
+            self.custom_ids.append(line.custom_id)
+            self.urls.append(PATHS[PATHS.index(line.url)])
+            self._places.append((begin, len(raw)))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def num_bytes(self, index: int) -> int:
+        """Return the length of `raw(index)`."""
+        return self._places[index][1]
+
+    def raw(self, index: int) -> bytes:
+        """Return the bytes of a request, without the line's end."""
+        offset, length = self._places[index]
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.read(length)
+
+    def line(self, index: int) -> BatchLine:
+        """Return a request. ConfigError if the file has changed."""
+        line = read_line(self.raw(index))
+        if isinstance(line, LineFault) or line.custom_id != self.custom_ids[index]:
+            raise ConfigError(f"{self._path} has changed since it was checked: repeat the command")
+        return line
 
 
 def read_done(output: BinaryIO) -> dict[str, bool]:

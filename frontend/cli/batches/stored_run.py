@@ -12,7 +12,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import BinaryIO
 from urllib.parse import quote
 
@@ -21,10 +20,9 @@ from tqdm import tqdm
 
 from ....ipc.errors import ConfigError
 from ...forms.openai.batches.batch import Batch
-from ...forms.openai.batches.line import BatchLine
 from .direct_run import Server
-from .http_call import HttpResponse, call, opened
-from .line_files import outcome_of
+from .http_call import Body, HttpResponse, call, opened
+from .line_files import RequestFile, outcome_of
 
 DIGEST = "engine-launch-batch"  # key of the metadata
 WINDOW = "30d"
@@ -61,18 +59,18 @@ class StoredRun:
         """`digest`: of the requests and of OUT. `done`: the custom ids in `output`, True for each with an error."""
         self._server, self._digest, self._output, self._done, self._sleep = server, digest, output, done, sleep
 
-    def run(self, lines: Sequence[BatchLine]) -> None:
-        """Run the lines that are not done, and append their responses. ConfigError if the engine refuses or fails
+    def run(self, requests: RequestFile) -> None:
+        """Run the requests that are not done, and append their responses. ConfigError if the engine refuses or fails
         them as a whole."""
-        by_url = sorted(lines, key=lambda line: line.url)
-        for url, group in groupby(by_url, key=lambda line: line.url):
-            of_url = list(group)
+        for url in dict.fromkeys(sorted(requests.urls)):
+            of_url = [index for index, each in enumerate(requests.urls) if each == url]
+            wanted = {requests.custom_ids[index] for index in of_url}
             before = self._find(url)
             if before is not None:
-                self._finish(before, of_url)
-            todo = [line for line in of_url if line.custom_id not in self._done]
+                self._finish(before, wanted)
+            todo = [index for index in of_url if requests.custom_ids[index] not in self._done]
             if todo:
-                self._finish(self._create(url, todo), todo)
+                self._finish(self._create(url, Upload(requests, todo)), wanted)
 
     def _find(self, url: str) -> Batch | None:
         """Return the batch that an earlier run has created, if its results can still be had."""
@@ -95,15 +93,9 @@ class StoredRun:
     def _exists(self, file_id: str) -> bool:
         return call("GET", self._server.url, f"/v1/files/{quote(file_id)}", None, self._server.api_key).status == 200
 
-    def _create(self, url: str, todo: Sequence[BatchLine]) -> Batch:
-        data = b"".join(msgspec.json.encode(line) + b"\n" for line in todo)
-        boundary = secrets.token_hex(16)
-        head = (
-            f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="batch.jsonl"\r\n\r\n'
-        )
-        form = head.encode() + data + f"\r\n--{boundary}--\r\n".encode()
-        uploaded = self._ask("POST", "/v1/files", form, f"multipart/form-data; boundary={boundary}")
+    def _create(self, url: str, upload: Upload) -> Batch:
+        kind = f"multipart/form-data; boundary={upload.boundary}"
+        uploaded = self._ask("POST", "/v1/files", upload, kind)
         request = {
             "input_file_id": msgspec.json.decode(uploaded.body, type=_File).id,
             "endpoint": url,
@@ -113,13 +105,12 @@ class StoredRun:
         created = self._ask("POST", "/v1/batches", msgspec.json.encode(request))
         return msgspec.json.decode(created.body, type=Batch)
 
-    def _finish(self, batch: Batch, lines: Sequence[BatchLine]) -> None:
-        """Wait for the end of a batch, append those of `lines` that OUT lacks, and delete its files."""
+    def _finish(self, batch: Batch, wanted: set[str]) -> None:
+        """Wait for the end of a batch, append the lines with the `wanted` ids that OUT lacks, and delete its files."""
         batch = self._wait(batch)
         if batch.errors is not None and batch.errors.data:
             fault = batch.errors.data[0]
             raise ConfigError(f"{batch.id} has failed: line {fault.line}: {fault.message}")
-        wanted = {line.custom_id for line in lines}
         for file_id in _files_of(batch):
             self._append(file_id, wanted)
         for file_id in (batch.input_file_id, *_files_of(batch)):
@@ -155,9 +146,7 @@ class StoredRun:
             raise ConfigError(f"{self._server.url} does not answer: {error}: repeat the command") from None
         self._output.flush()
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"
-    ) -> HttpResponse:
+    def _ask(self, method: str, path: str, body: Body = None, content_type: str = "application/json") -> HttpResponse:
         """Return the answer of status 200; ConfigError for another one. An engine that does not answer, or is busy, is
         asked again for PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
@@ -170,11 +159,36 @@ class StoredRun:
             self._sleep(max(answer.retry_after_s, POLL_S))
 
 
-def digest_of(lines: Sequence[BatchLine], output_path: str) -> str:
+class Upload:
+    """The form with requests as the file of a batch. It is read from the file of requests as it is sent, and may be
+    sent again."""
+
+    def __init__(self, requests: RequestFile, indices: Sequence[int]) -> None:
+        self._requests, self._indices = requests, indices
+        self.boundary = secrets.token_hex(16)
+        head = (
+            f'--{self.boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{self.boundary}\r\nContent-Disposition: form-data; name="file"; filename="batch.jsonl"\r\n\r\n'
+        )
+        self._head, self._tail = head.encode(), f"\r\n--{self.boundary}--\r\n".encode()
+
+    @property
+    def num_bytes(self) -> int:
+        lines = sum(self._requests.num_bytes(index) + 1 for index in self._indices)
+        return len(self._head) + lines + len(self._tail)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._head
+        for index in self._indices:
+            yield self._requests.raw(index) + b"\n"
+        yield self._tail
+
+
+def digest_of(requests: RequestFile, output_path: str) -> str:
     """Return the same text for the same requests and the same OUT alone."""
     found = hashlib.sha256(output_path.encode(errors="surrogateescape"))
-    for line in lines:
-        found.update(msgspec.json.encode(line) + b"\n")
+    for index in range(len(requests)):
+        found.update(msgspec.json.encode(requests.line(index)) + b"\n")
     return found.hexdigest()
 
 

@@ -10,7 +10,9 @@ import random
 import re
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.cli.batches.direct_run import LONGEST_WAIT_S, NUM_TRIES, Server, run_line
-from tokenloom.frontend.cli.batches.line_files import read_done, read_lines
+from tokenloom.frontend.cli.batches.line_files import RequestFile, read_done
+from tokenloom.frontend.cli.batches.stored_run import Upload
 from tokenloom.frontend.cli.command import load_command
 from tokenloom.frontend.forms.openai.batches.line import BatchLine
 from tokenloom.ipc.errors import ConfigError
@@ -120,7 +123,26 @@ def test_an_overloaded_engine_is_asked_a_bounded_number_of_times(status: int) ->
 def test_marks_of_editors_and_blank_lines_are_no_requests(begin: str, end: str, tmp_path: Path) -> None:
     text = begin + request("a").strip() + end + request("b", stream=False, pad="x" * 1_000_000).strip()
     (tmp_path / "in").write_bytes(text.encode())
-    assert [line.custom_id for line in read_lines(tmp_path / "in")] == ["a", "b"]
+    with closing(RequestFile(tmp_path / "in")) as requests:
+        assert requests.custom_ids == ["a", "b"] == [requests.line(index).custom_id for index in (0, 1)]
+        assert requests.raw(0) == request("a").strip().encode() and requests.num_bytes(0) == len(requests.raw(0))
+        (tmp_path / "in").write_bytes(b" " + text.encode())
+        with pytest.raises(ConfigError, match="has changed since it was checked"):
+            requests.line(1)
+
+
+def test_a_large_file_of_requests_is_not_held_in_memory(tmp_path: Path) -> None:
+    lines = [request(f"{number}", pad="x" * 100_000) for number in range(200)]
+    (tmp_path / "in").write_text("".join(lines))
+    tracemalloc.start()
+    try:
+        with closing(RequestFile(tmp_path / "in")) as requests:
+            upload = Upload(requests, range(len(requests)))
+            num_bytes = sum(map(len, upload))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes == upload.num_bytes > 20_000_000 > 10 * peak
 
 
 def test_an_incomplete_last_line_is_cut_off_at_any_length_and_errors_count_as_done() -> None:
@@ -167,7 +189,7 @@ def test_an_invalid_line_is_refused_before_any_request_runs(tmp_path: Path, text
     path = tmp_path / "in.jsonl"
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=reason):
-        read_lines(path)
+        RequestFile(path)
     assert BATCH.main([str(path), str(tmp_path / "out.jsonl")]) == 2
     assert not (tmp_path / "out.jsonl").exists()
 
