@@ -1,7 +1,8 @@
 """HttpListeners: the listening sockets of HTTP, which the supervisor holds while the engine serves.
 
-Every frontend inherits their descriptors. While a lost frontend is replaced, new connections wait in the kernel's
-queue instead of being refused, and port 0 keeps its number. Knows nothing of HTTP.
+It accepts the connections for the frontends (launcher/supervisor/frontends/kept_connections.py). While a lost frontend
+is replaced, new ones wait in the kernel's queue instead of being refused, and port 0 keeps its number. Knows nothing of
+HTTP.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class HttpListeners:
             self._listen_unix(os.path.abspath(config.uds), int(config.uds_mode, 8))
 
     @property
-    def fds(self) -> Sequence[int]:
-        return [each.fileno() for each in self._sockets]
+    def sockets(self) -> Sequence[socket.socket]:
+        return tuple(self._sockets)
 
     def _listen_tcp(self, config: EngineConfig, address: str) -> None:
         host, port = http_endpoint(address)
@@ -90,8 +91,7 @@ class HttpListeners:
         self.addresses.append(f"unix:{path}")
 
     def close(self) -> None:
-        """Close this process's descriptors and remove the files. The kernel refuses connections once all frontends have
-        closed theirs, too. May be repeated."""
+        """Close the sockets and remove the files: the kernel refuses connections from now on. May be repeated."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()

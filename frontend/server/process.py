@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -75,18 +76,18 @@ class FrontendProcess:
         self,
         spec: EngineSpec,
         address: str,
-        http_fds: Sequence[int] = (),
+        http_addresses: Sequence[str] = (),
         kept_fds: tuple[int, int] = (-1, -1),
         *,
         index: int = 0,
         number: int = 0,
         is_spare: bool = False,
     ) -> None:
-        """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; if
+        """`address`: where to listen for clients. `http_addresses`: where the supervisor listens for HTTP; if
         empty, there is no HTTP server. `kept_fds`: of the journal, and of the channel to the supervisor. `index`:
         number of this frontend among those of the engine. `number`: how many frontends had this index before.
         `is_spare`: wait, once all is loaded, until it is to take the place of the one before."""
-        self._spec, self._address, self._http_fds, self._kept_fds = spec, address, http_fds, kept_fds
+        self._spec, self._address, self._http_addresses, self._kept_fds = spec, address, http_addresses, kept_fds
         self._index, self._number, self._is_spare = index, number, is_spare
         self._identity = identity = identity_of(frontend_name(index), number)  # on the sockets to supervisor and cores
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -130,14 +131,14 @@ class FrontendProcess:
             self._cores = LocalCores(self._context, spec, self._identity, counts)
             self._frontend.connect()
         self._send()
-        if self._http_fds:
+        if self._http_addresses:
             self._serve_http()
         else:
             self._serve()
 
     def _wait_to_take_over(self) -> bool:
         """Wait for TakeOver. Return False if the engine stops before."""
-        if self._http_fds:
+        if self._http_addresses:
             from .http import server  # noqa: F401, which takes long
         self.supervisor.send(Loaded())
         while not isinstance(message := self.supervisor.wait(), (TakeOver, Stop)):
@@ -163,7 +164,8 @@ class FrontendProcess:
         from .http.server import KeptFds, run_with_http
 
         self.supervisor.send(Phase(name="http", duration_s=time.monotonic() - begun))
-        run_with_http(self, self._frontend, self._spec, self._http_fds, KeptFds(*self._kept_fds), self._index)
+        hosts = [urlsplit(each).hostname or "" for each in self._http_addresses]
+        run_with_http(self, self._frontend, self._spec, "".join(hosts), KeptFds(*self._kept_fds), self._index)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
@@ -336,7 +338,7 @@ def main() -> int:
     parser.add_argument("--index", type=int, default=0, help="of the frontend among those of the engine")
     parser.add_argument("--number", type=int, default=0, help="of frontends with this index before it")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
-    parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
+    parser.add_argument("--http-address", action="append", default=[], help="where the supervisor listens for HTTP")
     parser.add_argument("--journal-fd", type=int, default=-1, help="memory for the HTTP connections")
     parser.add_argument("--spare", action="store_true", help="wait until it is to take the place of the one before")
     parser.add_argument("--keeper-fd", type=int, default=-1, help="channel to the supervisor, which keeps them")
@@ -348,7 +350,7 @@ def main() -> int:
         address = arguments.address or spec.endpoints.clients_of(index)
         kept_fds = (arguments.journal_fd, arguments.keeper_fd)
         return FrontendProcess(
-            spec, address, arguments.http_fd, kept_fds, index=index, number=number, is_spare=arguments.spare
+            spec, address, arguments.http_address, kept_fds, index=index, number=number, is_spare=arguments.spare
         )
 
     name = frontend_name(arguments.index)

@@ -27,7 +27,7 @@ POINTS = (
     "intake.read",
     "adapter.store",
     "media.read",
-    *("http.read", "http.journal", "http.write", "http.written", "http.adopt"),
+    *("http.accept", "http.open", "http.read", "http.journal", "http.write", "http.written", "http.adopt"),
 )
 
 

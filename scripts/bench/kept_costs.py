@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
@@ -59,7 +60,8 @@ class _Streams:
     def _open(self) -> Slot:
         slot = self._journal.open_slot()
         assert slot is not None
-        slot.put_in(REQUEST, 0)
+        slot.room(0)[: len(REQUEST)] = REQUEST
+        slot.put_in(len(REQUEST), 0)
         return slot
 
     def _write(self, slots: list[Slot]) -> None:
@@ -100,20 +102,25 @@ class _Connections:
         journal_fd, channel_fd = self._kept.prepare(0)
         self._kept.hand_over(0)
         channel = stack.enter_context(socket.socket(fileno=os.dup(channel_fd)))
-        channel.setblocking(False)
-        self._keeper = ConnectionKeeper(HttpJournal(journal_fd, LIMITS, "bench"), Keeper(channel), is_on=True)
-        pairs = [socket.socketpair() for _ in range(NUM_CONNECTIONS)]
-        self._sockets = [stack.enter_context(one) for one, _ in pairs]
-        for _, other in pairs:
-            stack.callback(other.close)
+        self._address = listeners.sockets[0].getsockname()
+        self._keeper = ConnectionKeeper(HttpJournal(journal_fd, LIMITS, "bench"), keeper := Keeper(channel), is_on=True)
+        with ThreadPoolExecutor(1) as pool:  # the supervisor's part, once
+            left = pool.submit(lambda: list(keeper.take_kept()))
+            while not left.done():
+                self._kept.go_on()
 
-    def _open_and_close(self) -> None:
-        for connection in self._sockets:
-            kept = self._keeper.open(connection, Reason.NONE)
-            self._kept.receive()
-            kept.close()
-            self._kept.receive()
+    def _open_and_close(self, clients: list[socket.socket]) -> None:
+        for _ in clients:
+            self._kept.go_on()
+            connection, number = self._keeper.accept()
+            self._keeper.open(connection, number, Reason.NONE).close()
+            connection.close()
+            self._kept.go_on()
 
     def connection_us(self) -> float:
-        """Return the time to keep a connection and to let it go, in both processes together."""
-        return _cpu_us(self._open_and_close, NUM_CONNECTIONS)
+        """Return the time to accept and keep a connection and to let it go, in both processes together."""
+        clients = [socket.create_connection(self._address) for _ in range(NUM_CONNECTIONS)]
+        found = _cpu_us(lambda: self._open_and_close(clients), NUM_CONNECTIONS)
+        for each in clients:
+            each.close()
+        return found

@@ -20,7 +20,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +29,7 @@ from msgspec import inspect
 
 from tokenloom.frontend.launcher.supervisor.frontends.kept_connections import KeptConnections
 from tokenloom.frontend.listening.http_listeners import HttpListeners
-from tokenloom.frontend.listening.keeper import MAX_FDS, MAX_PACKET_BYTES, OPENED, REPORT, packet, parse
+from tokenloom.frontend.listening.keeper import CLOSED, MAX_FDS, MAX_PACKET_BYTES, NEW, REPORT, packet, parse
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Refused
@@ -221,38 +221,55 @@ def send_to_frontend(count: int, seed: int) -> dict[str, int]:
 
 def send_to_keeper(count: int, seed: int) -> int:
     """Send `count` packets about HTTP connections, with descriptors, to a supervisor's end of the channel in this
-    process; return the number of descriptors that it then holds. SystemExit if it does not hold a connection after
-    that, or if descriptors are left behind."""
+    process, which accepts connections meanwhile; return the number that it then holds. SystemExit if it does not hold a
+    connection after that, or if descriptors are left behind."""
     config, pick, num_before = EngineConfig(http="127.0.0.1:0"), random.Random(seed), _num_descriptors()
     listeners = HttpListeners()
     listeners.open(config)
     kept = KeptConnections(new_spec(config), listeners, zmq.Poller())
+    address, clients = listeners.sockets[0].getsockname(), list[socket.socket]()
     with _next_channel(kept) as channel, open(os.devnull, "rb") as null:
-        for _ in range(count):
-            slots = [pick.choice([0, 1, 2, 2**32 - 1, pick.getrandbits(4)]) for _ in range(pick.randrange(5))]
-            whole = packet(pick.choice(b"OCRK"), slots)
-            data = pick.choice(_PACKET_MUTATIONS)(pick, whole, packet(OPENED, slots))
+        for number in range(count):
+            if number % (count // 50) == 0:
+                clients.append(socket.create_connection(address))
+            numbers = [pick.choice([0, 1, 2, 2**32 - 1, pick.getrandbits(6)]) for _ in range(pick.randrange(5))]
+            whole = packet(pick.choice(b"NCRK"), numbers)
+            data = pick.choice(_PACKET_MUTATIONS)(pick, whole, packet(CLOSED, numbers))
             socket.send_fds(channel, [data or b"?"], [null.fileno()] * pick.randrange(4))
-            kept.receive()
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    for fd in socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)[1]:
-                        os.close(fd)
-        socket.send_fds(channel, [packet(OPENED, [77])], [null.fileno()])
-    with _next_channel(kept) as channel:  # takes the last packet of the channel before
-        channel.send(packet(REPORT, [77]))
-        kept.receive()
-        data, fds, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)
-        for fd in fds:
-            os.close(fd)
-    if 77 not in parse(data)[1]:
-        raise SystemExit(f"the supervisor does not hold connections any more: {data!r}")
-    num_held = _num_descriptors()
+            kept.go_on()
+            _take_packets(channel)
+    with _next_channel(kept) as channel:
+        channel.send(packet(REPORT, [2**31]))
+        kept.go_on()
+        _take_packets(channel)  # from now on it gets new connections
+        clients.append(socket.create_connection(address))
+        kept.go_on()
+        ((kind, numbers),) = _take_packets(channel)
+    with _next_channel(kept) as channel:
+        channel.send(packet(REPORT, [0]))
+        kept.go_on()
+        ((_, held),) = _take_packets(channel)
+    if kind != NEW or not set(numbers) <= set(held):
+        raise SystemExit(f"the supervisor does not hold connections any more: {numbers} of {held}")
     kept.close()
     listeners.close()
+    for client in clients:
+        client.close()
     if _num_descriptors() > num_before:
         raise SystemExit(f"{_num_descriptors() - num_before} descriptors are left behind")
-    return num_held - num_before
+    return len(held)
+
+
+def _take_packets(channel: socket.socket) -> list[tuple[int, Sequence[int]]]:
+    """Take all packets that wait, and close their descriptors."""
+    found: list[tuple[int, Sequence[int]]] = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            data, fds, _, _ = socket.recv_fds(channel, MAX_PACKET_BYTES, MAX_FDS)
+            found.append(parse(data))
+            for fd in fds:
+                os.close(fd)
+    return found
 
 
 def _next_channel(kept: KeptConnections) -> socket.socket:
@@ -322,7 +339,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     begun = time.monotonic()
     if options.channel == "keeper":
-        print(send_to_keeper(options.count, options.seed), "descriptors held")
+        print(send_to_keeper(options.count, options.seed), "connections held")
     elif options.address is None:
         print(send_to_frontend(options.count, options.seed))
     else:

@@ -126,6 +126,7 @@ class Losses:
         self._replace_frontend(child, 0.0)
 
     def _replace_frontend(self, child: Child, delay_s: float) -> None:
+        self._kept.withhold(child.spec.unit.place)
         self.replace(child.spec.unit, delay_s)
         self._children.broadcast(messages.FrontendDown(identity=child.spec.identity), "core")
         self._on_frontend_lost(child.spec.identity)

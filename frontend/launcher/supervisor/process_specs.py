@@ -71,9 +71,9 @@ class ProcessSpecs:
 
     def frontend(self, unit: Unit, number: int, address: str, *, is_spare: bool = False) -> ProcessSpec:
         """Return a frontend to start. `address`: for clients. `is_spare`: it waits until it is to take over."""
-        fds, kept = self._listeners.fds, self._kept.prepare(unit.place)
+        kept = self._kept.prepare(unit.place)
         arguments = [f"--index={unit.place}", f"--number={number}", f"--address={address}"]
-        arguments += [f"--http-fd={fd}" for fd in fds]
+        arguments += [f"--http-address={each}" for each in self._listeners.addresses]
         arguments += [f"{flag}={fd}" for flag, fd in zip(("--journal-fd", "--keeper-fd"), kept, strict=False)]
         arguments += ["--spare"] if is_spare else []
-        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=[*fds, *kept, *self._state_fds])
+        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=[*kept, *self._state_fds])

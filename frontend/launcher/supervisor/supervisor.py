@@ -179,7 +179,7 @@ class Supervisor:
             self.publisher.log_state(self._phase)
         if SIGUSR2 in requests:
             self._reload.begin()
-        self._kept.receive()
+        self._kept.go_on()
         self._roster.report_lost_arenas()
         for child, message in self._children.receive():
             if not self._spares.take_message(child, message):
@@ -206,7 +206,7 @@ class Supervisor:
     def _poll_timeout_ms(self, timeout_s: float) -> int:
         now = time.monotonic()
         due = self._roster.startable(is_serving=self._is_serving).values()
-        waits = [when - now for when in (*due, self._health.next_at, self._children.next_at)]
+        waits = [when - now for when in (*due, self._health.next_at, self._children.next_at, self._kept.next_at)]
         return max(int(min(*waits, LONGEST_WAIT_S, timeout_s) * 1000) + 1, 0)
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
@@ -360,7 +360,6 @@ class Supervisor:
     def stop(self) -> None:
         """End all children within STOP_TIMEOUT_S, or at once if the engine has not started; close the HTTP sockets and
         remove all files. May be called twice."""
-        self._listeners.close()
         self._kept.close()
         for replica in self._roster.replicas:
             replica.arena.close()

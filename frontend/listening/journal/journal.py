@@ -13,6 +13,7 @@ from .slot import Slot
 
 MAX_SLOTS = 1 << 16
 _NUM_USED, _NUM_RESUMED, _NUM_CUT = 8, 16, 24  # places of counts in the header; the last is that of reason 0
+_NUM_TAKEN = 1024  # place of a count for the supervisor
 _COUNT = struct.Struct("<Q")
 
 
@@ -38,11 +39,11 @@ class HttpJournal:
             else:
                 self.slots[number] = slot
 
-    def open_slot(self, uncovered: Reason = Reason.NONE) -> Slot | None:
-        """Return a slot for a new connection; None if all are in use."""
+    def open_slot(self, uncovered: Reason = Reason.NONE, connection: int = 0) -> Slot | None:
+        """Return a slot for a new connection, which has this number; None if all are in use."""
         slot = self._take_slot()
         if slot is not None:
-            slot.open(uncovered)
+            slot.open(uncovered, connection)
         return slot
 
     def open_stream(self, request: bytes, nonce: bytes, created: float) -> Slot | None:
@@ -79,6 +80,10 @@ class HttpJournal:
         """Return whether a slot's request was begun by this version of the program."""
         return slot.record.version == self._version
 
+    def count_taken(self) -> None:
+        """Count a new connection that was received from the supervisor."""
+        self._set(_NUM_TAKEN, self._get(_NUM_TAKEN) + 1)
+
     def count_resumed(self) -> None:
         """Count an open answer that goes on after a loss."""
         self._set(_NUM_RESUMED, self._get(_NUM_RESUMED) + 1)
@@ -94,6 +99,12 @@ class HttpJournal:
 
     def _set(self, place: int, count: int) -> None:
         _COUNT.pack_into(self.pages.memory, place, count)
+
+
+def read_num_taken(fd: int) -> int:
+    """Return the number of connections that were received, from memory that this process has not mapped."""
+    found = os.pread(fd, _COUNT.size, _NUM_TAKEN)
+    return int.from_bytes(found, "little")
 
 
 def read_counts(fd: int) -> Counts:

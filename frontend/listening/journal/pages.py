@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 PAGE = 4096
 RING_BYTES = 256 << 10
+READ_BYTES = 64 << 10  # most bytes that are read from a connection at a time
 TOKENS_END = 16 << 20  # four million tokens, or some ten thousand with their logprobs
 BODY_PLACE = TOKENS_END + RING_BYTES
 _MARGIN_BYTES = 1 << 20  # beside the largest body: its head, and chunks
@@ -43,7 +44,7 @@ class JournalLimits(NamedTuple):
 
     @property
     def layout(self) -> int:
-        return zlib.crc32(f"2 {self.num_slots} {self.body_bytes}".encode())
+        return zlib.crc32(f"3 {self.num_slots} {self.body_bytes}".encode())
 
 
 def new_pages() -> int:
@@ -69,6 +70,7 @@ class Pages:
             self.map.madvise(_DONT_DUMP)
         self.memory = memoryview(self.map)
         self._num_free_bytes = limits.max_bytes
+        self.unkept = memoryview(bytearray(READ_BYTES))  # room for bytes that are read and not kept
 
     def place_of(self, number: int) -> int:
         """Return the offset of the slot with this number."""

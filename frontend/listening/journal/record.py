@@ -22,7 +22,7 @@ NUM_BANKS = 2
 # refused earlier (ipc/notes/deadly.py); one that is made again from its beginning survives several losses.
 MAX_LOSSES = 20
 PROGRESS = struct.Struct("<Q QQ II Q")  # sequence, out_begin, out_end, tokens_len, num_events, sequence
-_OTHERS = struct.Struct("<BBBB I QQ QQ QQ d 16s")
+_OTHERS = struct.Struct("<BBBB II QQ QQ QQ d 16s")
 assert PROGRESS.size + _OTHERS.size <= BANK_BYTES
 
 
@@ -78,6 +78,7 @@ class Record(msgspec.Struct):
     has_head: bool = False  # the answer's status line was written
     losses: int = 0  # frontends lost since the request's last new token
     version: int = 0  # of the program that read the request
+    connection: int = 0  # its number, by which the supervisor holds it
     in_begin: int = 0  # of the request's first byte
     in_len: int = 0  # bytes of the request that were read
     answer_begin: int = 0  # of the answer's first byte
@@ -102,6 +103,7 @@ class Record(msgspec.Struct):
             self.has_head,
             self.losses,
             self.version,
+            self.connection,
             self.in_begin,
             self.in_len,
             self.answer_begin,

@@ -3,7 +3,9 @@
     | two banks of the record | tokens … | ring of written bytes | bytes of the request, and a large answer aside |
 
 All is in place before the record is written that refers to it, and a record is written before its bytes go to the
-kernel. So at any moment the bytes between the kernel's count and the record's `out_end` can be written again.
+kernel. So at any moment the bytes between the kernel's count and the record's `out_end` can be written again. Bytes of
+a request come from the kernel straight to their place (`room`), so that the kernel's count of bytes that were read says
+what is there, even if the record does not yet.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from .pages import BODY_PLACE, PAGE, RING_BYTES, TOKENS_END, Pages
-from .record import BANK_BYTES, NUM_BANKS, Reason, Record, State
+from .pages import BODY_PLACE, PAGE, READ_BYTES, RING_BYTES, TOKENS_END, Pages
+from .record import BANK_BYTES, NUM_BANKS, Memory, Reason, Record, State
 from .tokens import WORD, WORD_BYTES, ShownAnswers, TokenWriter, decode
 
 TOKENS_PLACE = NUM_BANKS * BANK_BYTES
@@ -22,6 +24,7 @@ MAX_MAPPED = 64 << 10  # a larger body is written by a call, so that its pages a
 KEPT_BYTES = 8 << 10  # of tokens and of a request, which an idle connection keeps for its next request
 _TOKENS, _RING, _BODY = range(3)  # parts
 _PLACES = (0, TOKENS_END, BODY_PLACE)
+_READS = (State.IDLE, State.OPEN)  # states in which bytes are read to the journal
 _COVERED = (State.OPEN, State.STREAM)  # states with a request that another frontend can go on with
 
 
@@ -54,6 +57,7 @@ class Slot:
         self._writer = TokenWriter()
         self._num_whole = 0  # banks with the present fields beside the progress; all only amid an answer
         self._used = [PAGE, 0, 0]  # bytes of each part that have pages
+        self._has_unrecorded = self.record.state in _READS  # bytes may have been read that no record has yet
         self._take_over()
 
     def _take_over(self) -> None:
@@ -67,14 +71,16 @@ class Slot:
         for part, (start, size) in enumerate(zip(_PLACES, sizes, strict=True)):
             used = self._used[part] = max(size + -size % PAGE, self._used[part])
             self._pages.take_over(used - PAGE if part == _TOKENS else used)
+            if part == _BODY and self._has_unrecorded:
+                used = min(used + READ_BYTES, self._pages.body_bytes)
             self._pages.punch(self._place + start + used, (*_PLACES[1:], self._pages.slot_bytes)[part] - start - used)
 
     # ── a connection ──
 
-    def open(self, uncovered: Reason = Reason.NONE) -> None:
-        """Begin with a connection that was accepted just now."""
+    def open(self, uncovered: Reason, connection: int) -> None:
+        """Begin with a connection that was accepted just now, by its number."""
         self.uncovered = uncovered
-        self.record = Record(sequence=self.record.sequence, version=self._version)
+        self.record = Record(sequence=self.record.sequence, version=self._version, connection=connection)
         self._move(State.IDLE)
 
     def begin_stream(self, request: bytes, nonce: bytes, created: float) -> bool:
@@ -93,6 +99,8 @@ class Slot:
         """End with the connection, after its socket was closed, or with the stream."""
         self._move(State.FREE)
         self._trim(_TOKENS, _RING, _BODY)
+        if self._has_unrecorded:
+            self._drop_unrecorded()
 
     def begin_early(self, num_pending: int) -> None:
         """A request begins among bytes that were read with the one before it, or before its answer: neither can go on
@@ -122,21 +130,55 @@ class Slot:
 
     # ── requests ──
 
-    def put_in(self, data: bytes, num_pending: int) -> None:
-        """Keep bytes that were read. The first ones after an answer begin a request. `num_pending`: bytes that were
-        written and are not yet with the kernel."""
+    def room(self, num_pending: int) -> Memory:
+        """Return the memory to which the next bytes are to be read. `num_pending`: bytes that were written and are not
+        yet with the kernel."""
+        if not self._is_read_in_place(num_pending):
+            return self._pages.unkept
+        record = self.record
+        start = record.in_len if record.state is State.OPEN else 0
+        size = min(READ_BYTES, self._pages.body_bytes - start)
+        place = self._place + BODY_PLACE + start
+        return self._memory[place : place + size] if size > 0 else self._pages.unkept
+
+    def _is_read_in_place(self, num_pending: int) -> bool:
+        """Return whether the next bytes belong into the journal: but for those that would overwrite an answer aside,
+        whose request is lost."""
+        record = self.record
+        if record.state is State.IDLE:
+            return not self.uncovered and (not record.aside or num_pending == 0)
+        return record.state is State.OPEN
+
+    def put_in(self, num_bytes: int, num_pending: int) -> None:
+        """Record bytes that were read to `room`. The first ones after an answer begin a request."""
         record = self.record
         if record.state is State.IDLE:
             self._begin(num_pending)
-        start, record.in_len = record.in_len, record.in_len + len(data)
+        record.in_len += num_bytes
         if record.state is not State.OPEN:
             return
         if record.in_len > self._pages.body_bytes or not self._grow(_BODY, record.in_len):
             self.lose(Reason.SIZE)
+            self._drop_unrecorded()
             self._trim(_BODY)  # a large upload may take minutes
             return
-        self._store(BODY_PLACE + start, data)
         self._write()
+
+    def take_read(self, num_read: int, num_pending: int) -> None:
+        """Record the bytes that a lost frontend had read to their place, and not recorded. `num_read`: the kernel's
+        count."""
+        record = self.record
+        num_new = num_read - record.in_begin - record.in_len
+        is_alone = record.state is State.IDLE or not record.has_head  # not a second request, amid an answer
+        if 0 < num_new <= READ_BYTES and is_alone and self._is_read_in_place(num_pending):
+            self.put_in(num_new, num_pending)
+        self._drop_unrecorded()
+
+    def _drop_unrecorded(self) -> None:
+        """Give back the pages behind the request to which bytes may have been read."""
+        self._has_unrecorded = False
+        used = self._used[_BODY]
+        self._pages.punch(self._place + BODY_PLACE + used, min(READ_BYTES, self._pages.body_bytes - used))
 
     def _begin(self, num_pending: int) -> None:
         record = self.record

@@ -1,8 +1,9 @@
-"""Acceptor: accepts connections from a listening socket as long as file descriptors are left.
+"""Acceptor: takes new connections as long as file descriptors are left.
 
-When descriptors run out, libuv accepts new connections and resets them at once. This class leaves them in the socket's
-backlog until other connections have closed, and reserves some descriptors for the engine's own files and sockets. It
-has the methods of asyncio.Server that uvicorn calls.
+They come from the supervisor, which has accepted them (listening/keeper.py), or from a listening socket. When
+descriptors run out, libuv accepts new connections and resets them at once. This class leaves them where they wait until
+other connections have closed, and reserves some descriptors for the engine's own files and sockets. It has the methods
+of asyncio.Server that uvicorn calls.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
+from typing import Any, Protocol
 
 from ....ipc.process.descriptors import descriptor_limit
 from ....ipc.process.log import is_worth_a_line
@@ -28,22 +30,33 @@ LEAST_RESERVE = 8  # descriptors that no HTTP connection may use
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class Source(Protocol):
+    """Where new connections come from."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while connections wait."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return a new connection, and its number if it has one. BlockingIOError if there is none, EOFError if there
+        will be none."""
+
+
 class Acceptor:
-    """Acceptor of one listening socket. Owns the tasks that set up its new connections, including their TLS
+    """Acceptor of one source. Owns the tasks that set up its new connections, including their TLS
     handshakes."""
 
     def __init__(
         self,
-        listener: socket.socket,
-        new_protocol: Callable[[socket.socket], asyncio.Protocol],
+        source: Source,
+        new_protocol: Callable[[socket.socket, Any], asyncio.BaseProtocol],
         on_exhausted: Callable[[], None],
         num_open: Callable[[], int],
         tls: SSLContext | None = None,
         tls_handshake_s: float | None = None,
     ) -> None:
-        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting is paused. `num_open`
-        returns the number of open HTTP connections."""
-        self._listener, self._new_protocol, self._on_exhausted = listener, new_protocol, on_exhausted
+        """`source` must be non-blocking. `on_exhausted` is called each time that accepting is paused. `num_open`
+        returns the number of open HTTP connections. `tls`: of connections that are no unix sockets."""
+        self._source, self._new_protocol, self._on_exhausted = source, new_protocol, on_exhausted
         self._tls, self._tls_handshake_s, self._num_open = tls, tls_handshake_s, num_open
         self._loop = asyncio.get_running_loop()
         self._setups: set[asyncio.Task[None]] = set()
@@ -52,11 +65,11 @@ class Acceptor:
         limit = descriptor_limit()
         self._highest_fd = limit - min(MAX_RESERVE, limit // 4)
         self._highest_probe = limit - LEAST_RESERVE
-        self._loop.add_reader(listener, self._accept_all)
+        self._loop.add_reader(source, self._accept_all)
 
     def close(self) -> None:
         """Stop accepting. Connections that are open stay open."""
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._source)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -67,24 +80,30 @@ class Acceptor:
         for _ in range(MAX_ACCEPTS):
             try:
                 self._check_room()
-                connection, _ = self._listener.accept()
+                accepted = self._source.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except EOFError:
+                self.close()
                 return
             except OSError as error:
                 if error.errno not in OUT_OF_RESOURCES:
                     raise
                 self._pause(error)
                 return
-            connection.setblocking(False)
-            protocol = self._new_protocol(connection)  # at once: if this process is killed now, the supervisor has it
-            task = self._loop.create_task(self._set_up(protocol, connection))
-            self._setups.add(task)
-            task.add_done_callback(self._setups.discard)
+            self.take(*accepted)
+
+    def take(self, connection: socket.socket, number: Any) -> None:
+        """Begin with a connection that was accepted."""
+        connection.setblocking(False)
+        task = self._loop.create_task(self._set_up(self._new_protocol(connection, number), connection))
+        self._setups.add(task)
+        task.add_done_callback(self._setups.discard)
 
     def _check_room(self) -> None:
         """Raise OSError (EMFILE) if few descriptors are left: the kernel hands out the lowest free one, so a high one
         shows it."""
-        fd = os.dup(self._listener.fileno())
+        fd = os.dup(self._source.fileno())
         os.close(fd)
         has_share = self._num_open() + len(self._setups) >= NUM_PROBES
         if fd >= (self._highest_fd if has_share else self._highest_probe):
@@ -100,18 +119,18 @@ class Acceptor:
                 error.strerror,
                 descriptor_limit(),
             )
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._source)
         self._timer = self._loop.call_later(PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         self._timer = None
-        self._loop.add_reader(self._listener, self._accept_all)
+        self._loop.add_reader(self._source, self._accept_all)
 
-    async def _set_up(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:
+    async def _set_up(self, protocol: Any, connection: socket.socket) -> None:
+        has_tls = self._tls is not None and connection.family != socket.AF_UNIX
+        options: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": self._tls_handshake_s}
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
-            )
+            await self._loop.connect_accepted_socket(lambda: protocol, connection, **(options if has_tls else {}))
         except (TimeoutError, OSError) as error:  # the client has closed, or does not speak TLS
             protocol.connection_lost(error)
             connection.close()

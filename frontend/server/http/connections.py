@@ -216,7 +216,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_refused:
-            self._kept.put_in(data, is_early=self._stage is Stage.ANSWER)
+            self._kept.put_in(len(data), is_early=self._stage is Stage.ANSWER)
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:

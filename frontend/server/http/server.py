@@ -39,7 +39,7 @@ from ...listening.tls import new_ssl_context
 from ...state.engine_state import EngineState
 from ..api.openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
-from .acceptor import Acceptor
+from .acceptor import Acceptor, Source
 from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .batches.service import EngineBatches
@@ -94,16 +94,12 @@ def run_with_http(
     process: TurnTaker,
     frontend: Frontend,
     spec: EngineSpec,
-    fds: Sequence[int],
+    http_host: str,
     kept_fds: KeptFds,
     index: int = 0,
 ) -> None:
-    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process stops. `index`: the
-    number of this frontend."""
-    listeners = [socket.socket(fileno=fd) for fd in fds]
-    for each in listeners:
-        each.set_inheritable(False)  # child processes must not inherit them
-        each.setblocking(False)
+    """Serve HTTP on connections that the supervisor accepts, until the process stops. `http_host`: the address on which
+    it listens for TCP connections, if it does. `index`: the number of this frontend."""
     peers = Peers(spec, index)
     channel = Keeper(socket.socket(fileno=kept_fds.channel))
     limits = JournalLimits(
@@ -112,14 +108,14 @@ def run_with_http(
     journal = HttpJournal(kept_fds.journal, limits, tokenloom_version())
     keeper = ConnectionKeeper(journal, channel, is_on=spec.config.keep_connections)
     kept = list(channel.take_kept())
-    uvloop.run(_serve(process, frontend, spec, [*listeners, *peers.listen()], keeper, kept, peers))
+    uvloop.run(_serve(process, frontend, spec, http_host, keeper, kept, peers))
 
 
 async def _serve(
     process: TurnTaker,
     frontend: Frontend,
     spec: EngineSpec,
-    listeners: Sequence[socket.socket],
+    http_host: str,
     keeper: ConnectionKeeper,
     kept: Sequence[tuple[int, socket.socket]],
     peers: Peers,
@@ -158,15 +154,23 @@ async def _serve(
     turns.begin()  # before connections are adopted: if a request of theirs makes this process hang, that is noticed
     await generating.responses.resume()
     streams.restore()
-    await adopt(keeper, kept, partial(_new_adopted, server, connections))
+    is_local = bool(http_host) and is_loopback(http_host)
+    unread = await adopt(keeper, kept, partial(_new_adopted, server, connections, is_local))
     streams.go_on(log or app)
-    server.servers = [accept(each, server, connections, spec.config, on_exhausted, keeper) for each in listeners]  # type: ignore[misc]
+    listeners = peers.listen()
+    sources: list[Source] = [keeper, *listeners]
+    acceptors = [
+        accept(each, server, connections, spec.config, on_exhausted, keeper, is_local=is_local) for each in sources
+    ]
+    for connection, number in unread:
+        acceptors[0].take(connection, number)
+    server.servers = acceptors  # type: ignore[assignment]
     await turns.run()  # instead of uvicorn's main loop, which wakes ten times a second
     for each in aside:
         each.cancel()
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
-        await server.shutdown(sockets=list(listeners))
+        await server.shutdown(sockets=listeners)
     state.close()
 
 
@@ -208,33 +212,33 @@ def new_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def accept(
-    listener: socket.socket,
+    source: Source,
     server: uvicorn.Server,
     connections: Connections,
     config: EngineConfig,
     on_exhausted: Callable[[], None],
     keeper: ConnectionKeeper,
+    *,
+    is_local: bool,
 ) -> Acceptor:
-    """Accept connections from `listener` until the returned Acceptor is closed, which leaves the listener open.
-    `on_exhausted` is called when descriptors run out."""
-    is_unix = listener.family == socket.AF_UNIX
-    is_local = is_unix or is_loopback(listener.getsockname()[0])
+    """Take connections from `source` until the returned Acceptor is closed, which leaves the source open.
+    `on_exhausted` is called when descriptors run out. `is_local`: TCP connections come from this machine alone."""
+    tls = new_ssl_context(config)
+    of_tcp = Reason.NONE if tls is None else Reason.TLS
 
-    tls = None if is_unix else new_ssl_context(config)
-    uncovered = Reason.UNIX if is_unix else Reason.NONE if tls is None else Reason.TLS
+    def new_connection(connection: socket.socket, number: object) -> asyncio.BaseProtocol:
+        is_unix = connection.family == socket.AF_UNIX
+        uncovered = Reason.UNIX if is_unix else of_tcp
+        kept = keeper.open(connection, number if isinstance(number, int) else 0, uncovered)
+        protocol = HttpConnection(server.config, server.server_state, connections, is_local or is_unix, kept)
+        return kept.reader(protocol)
 
-    def new_connection(connection: socket.socket) -> HttpConnection:
-        kept = keeper.open(connection, uncovered)
-        return HttpConnection(server.config, server.server_state, connections, is_local, kept)
-
-    handshake_s = None if tls is None else config.http_timeout_s
-    return Acceptor(listener, new_connection, on_exhausted, lambda: connections.num_open, tls, handshake_s)
+    return Acceptor(source, new_connection, on_exhausted, lambda: connections.num_open, tls, config.http_timeout_s)
 
 
 def _new_adopted(
-    server: uvicorn.Server, connections: Connections, kept: Kept, connection: socket.socket
+    server: uvicorn.Server, connections: Connections, is_local: bool, kept: Kept, connection: socket.socket
 ) -> HttpConnection:
-    is_local = is_loopback(connection.getsockname()[0])
     return HttpConnection(server.config, server.server_state, connections, is_local, kept)
 
 

@@ -60,7 +60,10 @@ def test_the_error_of_a_port_in_use_names_the_port_and_the_option_that_was_given
 def test_connections_wait_without_a_frontend_and_are_refused_after_close(listeners: HttpListeners) -> None:
     listeners.open(EngineConfig(http="0"))
     port = port_of(listeners)
-    with socket.socket(fileno=os.dup(listeners.fds[0])), socket.create_connection(("127.0.0.1", port)) as client:
+    with (
+        socket.socket(fileno=os.dup(listeners.sockets[0].fileno())),
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
         client.sendall(b"GET")
     with socket.create_connection(("127.0.0.1", port)):  # still listening after the copy was closed
         pass

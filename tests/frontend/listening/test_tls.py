@@ -99,7 +99,7 @@ async def ask(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
     ours, theirs = socket.socketpair()
     limits = JournalLimits(num_slots=10, max_body_bytes=1 << 20, max_bytes=1 << 20)
     keeper = ConnectionKeeper(HttpJournal(new_pages(), limits, "v"), Keeper(ours), is_on=True)
-    server = accept(listener, new_server(app), connections, config, lambda: None, keeper)
+    server = accept(listener, new_server(app), connections, config, lambda: None, keeper, is_local=True)
     try:
         return await client(listener.getsockname()[1])
     finally:

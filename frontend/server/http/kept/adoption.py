@@ -61,7 +61,7 @@ def plan(slot: Slot, count: KernelCount, *, is_same_version: bool) -> Plan:
         return Plan(Step.CUT, Reason.SIZE)
     if state is State.CLOSING:
         return Plan(Step.FINISH)
-    if count.num_read != record.in_begin + record.in_len:  # it was lost between reading and the journal
+    if count.num_read != record.in_begin + record.in_len:  # bytes that were read are not in the journal
         return Plan(Step.CUT if record.has_head and state is State.OPEN else Step.REFUSE, Reason.UNREAD)
     if state is State.IDLE:
         return Plan(Step.SERVE)
@@ -76,18 +76,20 @@ async def adopt(
     keeper: ConnectionKeeper,
     kept: Iterable[tuple[int, socket.socket]],
     new_connection: Callable[[Kept, socket.socket], Adoptable],
-) -> None:
-    """Go on with the connections that the supervisor has kept, by slot, before new ones are accepted."""
+) -> list[tuple[socket.socket, int]]:
+    """Go on with the connections that the supervisor has kept, by number, before new ones are accepted. Return those
+    that the frontend before had not begun with."""
     journal, num_adopted = keeper.journal, 0
     sockets = dict(kept)
-    for number, slot in list(journal.slots.items()):
+    for slot in list(journal.slots.values()):
         if slot.record.state is State.STREAM:
             continue
-        if (connection := sockets.pop(number, None)) is None:
+        if (connection := sockets.pop(slot.record.connection, None)) is None:
             _drop_uncovered(journal, slot)
             continue
         count = KernelCount.of(connection)
         is_same_version = journal.is_of_this_version(slot)
+        slot.take_read(count.num_read, slot.record.out_end - count.num_taken)
         decided = plan(slot, count, is_same_version=is_same_version)
         goes_on = slot.record.state is State.OPEN and decided.step is Step.SERVE
         if decided.reason is not Reason.NONE:
@@ -102,18 +104,30 @@ async def adopt(
             slot.count_loss()
             journal.count_resumed()
         maybe_fail("http.adopt")
-        await _go_on(decided.step, connection, new_connection(adopted, connection))
+        await _go_on(decided.step, connection, adopted, new_connection(adopted, connection))
         num_adopted += 1
-    for number, connection in sockets.items():  # closed, but the supervisor has not read it
-        keeper.drop(number)
-        connection.close()
     if num_adopted:
         logger.info("%d HTTP connections of the frontend before go on", num_adopted)
+    return [(connection, number) for number, connection in sockets.items() if _is_new(number, connection, keeper)]
 
 
-async def _go_on(step: Step, connection: socket.socket, protocol: Adoptable) -> None:
+def _is_new(number: int, connection: socket.socket, keeper: ConnectionKeeper) -> bool:
+    """Return whether nobody has read from a connection that has no slot. Close it if it has ended, or was not to be
+    kept, and the message about that is lost."""
+    if connection.family == socket.AF_UNIX:  # whose bytes the kernel does not count
+        return True
+    count = KernelCount.of(connection)
+    if count.is_writable and count.num_read == 0:
+        return True
+    keeper.drop(number)
+    connection.close()
+    return False
+
+
+async def _go_on(step: Step, connection: socket.socket, kept: KeptConnection, protocol: Adoptable) -> None:
+    reader = kept.reader(cast(asyncio.Protocol, protocol))
     connection.setblocking(False)
-    await asyncio.get_running_loop().connect_accepted_socket(lambda: cast(asyncio.Protocol, protocol), connection)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: cast(asyncio.Protocol, reader), connection)
     if step is Step.FINISH:
         protocol.transport.close()
     elif step in (Step.REFUSE, Step.FAIL):

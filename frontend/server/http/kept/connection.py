@@ -20,6 +20,7 @@ from ....listening.journal.record import Reason, State
 from ....listening.journal.slot import Slot
 from ....listening.keeper import Keeper
 from ...api.continuation import SHOWN, TOKENS, Continuation, answers_of, new_continuation, working_on
+from .reader import JournalReader
 from .transport import KeptTransport
 
 
@@ -47,8 +48,11 @@ class Kept(Protocol):
     def wrap(self, transport: asyncio.Transport) -> asyncio.Transport:
         """Return the transport to write to. Begin with the bytes that a lost frontend has left."""
 
-    def put_in(self, data: bytes, *, is_early: bool) -> None:
-        """Keep bytes that were read. `is_early`: the answer to an earlier request is open."""
+    def reader(self, protocol: asyncio.Protocol) -> asyncio.BaseProtocol:
+        """Return the protocol for the event loop, which reads for `protocol`."""
+
+    def put_in(self, num_bytes: int, *, is_early: bool) -> None:
+        """Record bytes that were read. `is_early`: the answer to an earlier request is open."""
 
     def replayed(self) -> bytes:
         """Return the bytes of the open request that a lost frontend has read; b"" if there is none."""
@@ -89,7 +93,10 @@ class NotKept:
     def wrap(self, transport: asyncio.Transport) -> asyncio.Transport:
         return transport
 
-    def put_in(self, data: bytes, *, is_early: bool) -> None: ...
+    def reader(self, protocol: asyncio.Protocol) -> asyncio.BaseProtocol:
+        return protocol
+
+    def put_in(self, num_bytes: int, *, is_early: bool) -> None: ...
 
     def replayed(self) -> bytes:
         return b""
@@ -114,8 +121,8 @@ class CountedConnection(NotKept):
     def __init__(self, journal: HttpJournal, slot: Slot) -> None:
         self._journal, self._slot = journal, slot
 
-    def put_in(self, data: bytes, *, is_early: bool) -> None:
-        self._slot.put_in(data, 0)
+    def put_in(self, num_bytes: int, *, is_early: bool) -> None:
+        self._slot.put_in(num_bytes, 0)
 
     def on_request_end(self) -> None:
         if self._slot.record.state is State.CLOSING:
@@ -155,11 +162,16 @@ class KeptConnection:
         self.transport = KeptTransport(transport, self.slot)
         return self.transport  # type: ignore[return-value]
 
-    def put_in(self, data: bytes, *, is_early: bool) -> None:
-        maybe_fail("http.read")
+    def reader(self, protocol: asyncio.Protocol) -> asyncio.BaseProtocol:
+        return JournalReader(protocol, self._room)
+
+    def _room(self) -> memoryview:
+        return self.slot.room(self.transport.get_write_buffer_size())
+
+    def put_in(self, num_bytes: int, *, is_early: bool) -> None:
         if is_early:
             self.slot.lose(Reason.PIPELINE)
-        self.slot.put_in(data, self.transport.get_write_buffer_size())
+        self.slot.put_in(num_bytes, self.transport.get_write_buffer_size())
 
     def replayed(self) -> bytes:
         request, self._replayed = self._replayed, b""
@@ -275,16 +287,31 @@ class ConnectionKeeper:
         """`is_on`: whether connections are kept; otherwise the answers are counted that losses cut."""
         self.journal, self._keeper, self._is_on = journal, keeper, is_on
 
-    def open(self, connection: socket.socket, uncovered: Reason) -> Kept:
-        """Return the journal of a connection that was accepted just now. `uncovered`: why it cannot be kept, or
-        NONE."""
-        slot = self.journal.open_slot(uncovered if self._is_on else Reason.OFF)
-        if slot is None:
-            return NotKept()
-        if slot.uncovered is not Reason.NONE:
-            return CountedConnection(self.journal, slot)
-        self._keeper.keep(slot.number, connection)
-        return KeptConnection(self, slot, connection)
+    def fileno(self) -> int:
+        return self._keeper.fileno()
+
+    def accept(self) -> tuple[socket.socket, int]:
+        """Return a new connection and its number. Errors as of Keeper.accept."""
+        accepted = self._keeper.accept()
+        maybe_fail("http.accept")
+        self.journal.count_taken()
+        return accepted
+
+    def open(self, connection: socket.socket, number: int, uncovered: Reason) -> Kept:
+        """Return the journal of a new connection. `number`: the supervisor's, 0: it does not hold it. `uncovered`: why
+        it cannot be kept, or NONE."""
+        if not self._is_on:
+            uncovered = Reason.OFF
+        if uncovered is Reason.NONE:
+            slot = self.journal.open_slot(connection=number)
+            maybe_fail("http.open")
+            if slot is not None:
+                return KeptConnection(self, slot, connection)
+        else:
+            slot = self.journal.open_slot(uncovered)
+        if number:
+            self._keeper.drop(number)
+        return NotKept() if slot is None else CountedConnection(self.journal, slot)
 
     def drop(self, number: int) -> None:
         """Let the supervisor close a connection that has ended."""
@@ -294,5 +321,5 @@ class ConnectionKeeper:
         """End with a connection that was kept. The supervisor's descriptor would hold back its end."""
         with contextlib.suppress(OSError):
             kept.socket.shutdown(socket.SHUT_RDWR)
-        self._keeper.drop(kept.slot.number)
+        self._keeper.drop(kept.slot.record.connection)
         self.journal.free_slot(kept.slot)

@@ -15,6 +15,7 @@ from tokenloom.frontend.listening.journal.journal import HttpJournal, read_count
 from tokenloom.frontend.listening.journal.pages import PAGE, JournalLimits, new_pages
 from tokenloom.frontend.listening.journal.record import Reason, Record, State
 from tokenloom.scripts.chaos.kernel_count import pattern
+from tokenloom.tests.frontend.listening.journal.reads import read
 from tokenloom.tests.support.today import seeds
 
 LIMITS = JournalLimits(num_slots=50, max_body_bytes=1 << 20, max_bytes=2 << 20)
@@ -26,6 +27,7 @@ from types import SimpleNamespace
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.record import State
 from tokenloom.scripts.chaos.kernel_count import pattern
+from tokenloom.tests.frontend.listening.journal.reads import read
 from tokenloom.tests.frontend.listening.journal.test_journal import LIMITS, PLACE, TAKEN
 journal = HttpJournal(int(sys.argv[1]), LIMITS, "v")
 slot = next(iter(journal.slots.values()), None) or journal.open_slot()
@@ -34,7 +36,7 @@ print(flush=True)
 while True:
     if slot.record.state is State.IDLE:
         TAKEN.pack_into(memory, PLACE, slot.record.out_end)  # nothing is pending, as the next line says
-        slot.put_in(b"x" * 100, 0)
+        read(slot, b"x" * 100)
     begin = slot.record.tokens_len // 4
     count = draw.randrange(1, 4)
     data = pattern(slot.record.out_end, draw.randrange(1, 3000))
@@ -87,7 +89,7 @@ def test_memory_stays_within_its_limit_and_comes_back(seed: int) -> None:
             if kind < 0.2:
                 journal.free_slot(slot)
             elif slot.record.state in (State.IDLE, State.OPEN) and kind < 0.6:
-                slot.put_in(bytes(draw.choice((100, 60_000, 200_000))), 0)
+                read(slot, bytes(draw.choice((100, 60_000, 200_000))))
             elif slot.record.state is not State.IDLE:
                 slot.put_out(bytes(draw.choice((100, 20_000))), 0, end=draw.choice((None, State.IDLE)))
             num_lost += slot.record.reason is Reason.SIZE
@@ -114,7 +116,7 @@ def test_another_version_is_noticed_and_another_layout_begins_anew() -> None:
     fd = new_pages()
     slot = HttpJournal(fd, LIMITS, "1").open_slot()
     assert slot is not None
-    slot.put_in(b"x", 0)
+    read(slot, b"x")
     later = HttpJournal(fd, LIMITS, "2")
     assert not later.is_of_this_version(later.slots[0]) and HttpJournal(fd, LIMITS, "1").is_of_this_version(slot)
     assert not HttpJournal(fd, LIMITS._replace(max_body_bytes=5 << 20), "1").slots

@@ -14,6 +14,7 @@ from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import RING_BYTES, JournalLimits, new_pages
 from tokenloom.frontend.listening.journal.record import Reason, Record, State
 from tokenloom.frontend.listening.journal.slot import KEPT_BYTES, Slot
+from tokenloom.tests.frontend.listening.journal.reads import place, read
 from tokenloom.tests.support.today import seeds
 
 LIMITS = JournalLimits(num_slots=4, max_body_bytes=1 << 20, max_bytes=8 << 20)
@@ -65,8 +66,15 @@ def test_bytes_that_the_kernel_lacks_are_kept_through_any_pieces(fd: int, seed: 
     num_read = 0
     for _ in range(20):
         request, tokens = draw.randbytes(draw.choice((1, 900, 100_000))), list[int]()
-        for part in (request[: len(request) // 3], request[len(request) // 3 :]):
-            slot.put_in(part, kernel.num_pending)
+        begun = num_read
+        while num_read - begun < len(request):
+            part = request[num_read - begun :][: draw.choice((1, len(request)))]
+            num_read += (size := place(slot, part, kernel.num_pending))
+            found = HttpJournal(fd, LIMITS, "v").slots[slot.number]  # the process is lost here, before it says so
+            found.take_read(num_read, kernel.num_pending)
+            is_lost = found.record.state is State.LOST or bool(found.record.aside and kernel.num_pending)
+            assert is_lost or found.request() == request[: num_read - begun]
+            slot.put_in(size, kernel.num_pending)
         is_lost = slot.record.state is State.LOST  # a large answer to the request before is not taken yet
         num_pieces = draw.randrange(1, 30)
         for number in range(num_pieces):
@@ -88,7 +96,6 @@ def test_bytes_that_the_kernel_lacks_are_kept_through_any_pieces(fd: int, seed: 
                 if not is_last:
                     assert found.request() == request and found.shown().answers[0].token_ids == tokens
             kernel.write(b"")
-        num_read += len(request)
         assert slot.record.state is State.IDLE and slot.record.in_begin + slot.record.in_len == num_read
         if is_lost:
             kernel.num_taken = len(kernel.written)
@@ -100,7 +107,7 @@ def test_a_quick_reader_s_stream_touches_one_page_of_the_ring(fd: int) -> None:
     journal = HttpJournal(fd, LIMITS, "v")
     slot = journal.open_slot()
     assert slot is not None
-    slot.put_in(b"x" * 1500, 0)
+    read(slot, b"x" * 1500)
     for token_id in range(800):
         if not slot.put_next(b"y" * 250, shown(token_id)):
             slot.put_out(b"y" * 250, 0, shown(token_id))
@@ -112,14 +119,14 @@ def test_a_request_that_is_too_large_gives_its_memory_back_before_its_end(fd: in
     journal = HttpJournal(fd, LIMITS, "v")
     slot = journal.open_slot()
     assert slot is not None
-    slot.put_in(bytes(journal.pages.body_bytes), 0)
+    read(slot, bytes(journal.pages.body_bytes))
     assert slot.record.state is State.OPEN and journal.pages.num_used_bytes >= journal.pages.body_bytes
-    slot.put_in(b"x", 0)
+    read(slot, b"x")
     assert slot.record.state is State.LOST and slot.record.reason is Reason.SIZE
     assert journal.pages.num_used_bytes <= KEPT_BYTES
-    slot.put_in(b"y", 0)
+    read(slot, b"y")
     slot.put_out(b"answer", 0, end=State.IDLE)
-    slot.put_in(b"next", 0)
+    read(slot, b"next")
     assert slot.record.state is State.OPEN and slot.request() == b"next"
 
 
@@ -127,14 +134,14 @@ def test_more_than_the_ring_is_lost_unless_it_is_the_last_piece(fd: int) -> None
     journal = HttpJournal(fd, LIMITS, "v")
     slot = journal.open_slot()
     assert slot is not None
-    slot.put_in(b"x", 0)
+    read(slot, b"x")
     slot.put_out(bytes(RING_BYTES + 1), 0)
     assert slot.record.state is State.LOST and slot.record.reason is Reason.SIZE
     slot.put_out(b"end", 0, end=State.IDLE)
-    slot.put_in(b"y", 0)
+    read(slot, b"y")
     assert slot.record.state is State.OPEN and slot.request() == b"y"
     slot.put_out(b"z" * 10, 10, end=State.IDLE)
-    slot.put_in(b"y", 0)
+    read(slot, b"y")
     large = random.Random(0).randbytes(RING_BYTES * 2)
     slot.put_out(large, 0, end=State.CLOSING)
     assert slot.unsent(slot.record.out_end - len(large)) == large
@@ -145,7 +152,7 @@ def test_more_than_the_ring_is_lost_unless_it_is_the_last_piece(fd: int) -> None
 def test_an_uncovered_connection_says_why_while_a_request_is_open(fd: int, uncovered: Reason) -> None:
     slot = HttpJournal(fd, LIMITS, "v").open_slot(uncovered)
     assert slot is not None and slot.record.state is State.IDLE
-    slot.put_in(b"x", 0)
+    read(slot, b"x")
     assert (slot.record.state, slot.record.reason) == (State.LOST, uncovered)
     slot.put_out(b"y", 0, end=State.IDLE)
     assert slot.record.state is State.IDLE
@@ -154,7 +161,7 @@ def test_an_uncovered_connection_says_why_while_a_request_is_open(fd: int, uncov
 def test_losses_are_counted_until_a_new_token(fd: int) -> None:
     slot = HttpJournal(fd, LIMITS, "v").open_slot()
     assert slot is not None
-    slot.put_in(b"x", 0)
+    read(slot, b"x")
     slot.count_loss()
     slot.put_out(b"ping", 0, shown(num_events=2))
     assert slot.record.losses == 1

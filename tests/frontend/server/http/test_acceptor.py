@@ -73,7 +73,7 @@ def test_probes_find_room_where_others_wait(num_left: Callable[[int], int], num_
             listener.setblocking(False)
             client.setblocking(False)
             with descriptors_up_to(limit - num_left(limit), limit):
-                acceptor = Acceptor(listener, lambda connection: Accepted(), on_exhausted, lambda: num_open)
+                acceptor = Acceptor(listener, lambda *accepted: Accepted(), on_exhausted, lambda: num_open)
                 await asyncio.get_running_loop().sock_connect(client, listener.getsockname())
                 async with asyncio.timeout(DEADLINE_S):
                     await done.wait()

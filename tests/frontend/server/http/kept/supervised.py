@@ -90,7 +90,7 @@ async def stream(count: int, send: Send, *, is_plain: bool) -> None:
     await send({"type": "http.response.body", "body": b"end " + continuation.nonce.hex().encode()})
 
 
-async def serve(listener: socket.socket, journal_fd: int, channel: socket.socket, is_on: bool) -> None:
+async def serve(journal_fd: int, channel: socket.socket, is_on: bool) -> None:
     keeper = ConnectionKeeper(HttpJournal(journal_fd, LIMITS, "v"), keeping := Keeper(channel), is_on=is_on)
     kept = list(keeping.take_kept())
     server, connections = new_server(app), Connections(20.0, 400, lambda *refused: None)
@@ -98,16 +98,17 @@ async def serve(listener: socket.socket, journal_fd: int, channel: socket.socket
     def new_connection(kept: Kept, connection: socket.socket) -> HttpConnection:
         return HttpConnection(server.config, server.server_state, connections, True, kept)
 
-    await adopt(keeper, kept, new_connection)
-    accept(listener, server, connections, EngineConfig(http="0"), lambda: None, keeper)
+    unread = await adopt(keeper, kept, new_connection)
+    acceptor = accept(keeper, server, connections, EngineConfig(http="0"), lambda: None, keeper, is_local=True)
+    for each in unread:
+        acceptor.take(*each)
     await asyncio.get_running_loop().create_future()
 
 
 def main(is_on: bool) -> None:
     listeners = HttpListeners()
     listeners.open(EngineConfig(http="127.0.0.1:0"))
-    listener = socket.socket(fileno=os.dup(listeners.fds[0]))
-    print(listener.getsockname()[1], flush=True)
+    print(listeners.sockets[0].getsockname()[1], flush=True)
     poller = zmq.Poller()
     kept = KeptConnections(new_spec(config=EngineConfig()), listeners, poller)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -116,13 +117,13 @@ def main(is_on: bool) -> None:
         kept.hand_over(0)
         if (pid := os.fork()) == 0:
             channel = socket.socket(fileno=os.dup(channel_fd))
-            uvloop.run(serve(listener, journal_fd, channel, is_on))
+            uvloop.run(serve(journal_fd, channel, is_on))
         print(pid, flush=True)
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             if dict(poller.poll(2)).get(sys.stdin.fileno()):
                 os.kill(pid, signal.SIGKILL)
                 return
-            kept.receive()
+            kept.go_on()
         num_resumed, num_cut = kept.counts()
         print(num_resumed, sum(num_cut.values()), [r for r, n in num_cut.items() if n], file=sys.stderr)
 

@@ -35,11 +35,11 @@ async def _adopt_and_wait(was_answered: bool, limit_s: float) -> None:
     connection, _ = listener.accept()
     listener.close()
     journal = HttpJournal(new_pages(), LIMITS, "v")
-    slot = journal.open_slot()
+    slot = journal.open_slot(connection=7)
     assert slot is not None
     if was_answered:  # by a frontend that is lost
         writer.write(GET % b"/length")
-        slot.put_in(connection.recv(1000), 0)
+        slot.put_in(connection.recv_into(slot.room(0)), 0)
         slot.put_out(b"answer", 0, end=State.IDLE)
         connection.sendall(b"answer")
         assert await reader.readexactly(6) == b"answer"
@@ -51,7 +51,7 @@ async def _adopt_and_wait(was_answered: bool, limit_s: float) -> None:
     def new_connection(kept: Kept, connection: socket.socket) -> HttpConnection:
         return HttpConnection(server.config, server.server_state, connections, True, kept)
 
-    await adopt(keeper, [(slot.number, connection)], new_connection)
+    await adopt(keeper, [(7, connection)], new_connection)
     begun = loop.time()
     assert await reader.read() == b""  # until it is closed
     assert limit_s <= loop.time() - begun < 1.5 * limit_s
