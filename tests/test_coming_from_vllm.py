@@ -18,7 +18,7 @@ from tokenloom.scripts.bench.engine_process import Engine
 from tokenloom.tests.test_documents import known_flags
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHERS = ("address", "mm")  # aliases that are not vLLM's
+OTHERS = ("address", "draft_max", "mm", "model_draft")  # aliases that are not vLLM's
 TEXT = (ROOT / "docs/learn/coming_from_vllm.md").read_text(encoding="utf-8")
 
 

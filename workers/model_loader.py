@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from ..ipc.errors import ConfigError
@@ -139,6 +140,21 @@ class ModelLoader:
 
         ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, folder, self._dtype, self._device, group, model, ops)
+
+    def load_draft(self, group: ParallelGroup) -> Model | None:
+        """Load the draft model; None if there is none."""
+        draft = self._spec.draft
+        if draft is None:
+            return None
+        config = msgspec.structs.replace(self._spec.config, enable_lora=False)
+        spec = msgspec.structs.replace(
+            self._spec,
+            config=config,
+            model=draft.model,
+            model_folder=draft.folder,
+            has_integer_products=draft.has_integer_products,
+        )
+        return ModelLoader(spec, self._device, None).load(Path(draft.folder), group)
 
     def load_pooling(self, folder: Path, group: ParallelGroup) -> PoolingLayers | None:
         """Load the layers that make vectors and scores of hidden states; None on ranks that return no results."""

@@ -158,6 +158,7 @@ class ModelRunner:
             prompt_logprobs=tokens.prompt_logprobs,
             pooled=begun.pooled,
             failed_entries=begun.failed_entries,
+            draft_work=begun.draft_work,
             execute_s=self._last_finish - start_time,
         )
 
@@ -227,6 +228,7 @@ class ModelRunner:
             self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         else:
             self._batch.append_kept(inputs.sampled_rows, sampled.token_ids)
+        self._features.follow(step, begun)
         self.stage = "idle"
         return sampled
 
@@ -250,12 +252,13 @@ class ModelRunner:
             self._batch.append_forced(ids_of(step.token_appends))
 
     def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
-        """Return whether the host must sample: a row has drafts, a mask, processors, logprobs, prompt logprobs or
-        pooling."""
+        """Return whether the host must sample: a row has drafts or gets some, or has a mask, processors, logprobs,
+        prompt logprobs or pooling."""
         sampling = self._batch.sampling_metadata(layout.rows)
         return bool(
             step.is_mask_pending
             or step.drafts
+            or step.draft_limits
             or layout.can_sample is not None
             or sampling.processors
             or len(sampling.logprob_indices)

@@ -26,8 +26,10 @@ from ..ipc.process.machine_memory import available_bytes, gib
 from ..ipc.process.malloc import trim_heap
 from ..ipc.process.page_supply import PageRange, PageSupply
 from ..ipc.spec.config.engine_spec import EngineSpec
+from .activations import measure_activations
 from .device import device_check
 from .features.adapters.adapter_loader import AdapterLoader
+from .features.drafting.drafter import Drafter
 from .features.kv_copies.kv_copies import pin_arena
 from .features.new import new_features
 from .features.pooling.pooling_layers import PoolingLayers
@@ -42,9 +44,9 @@ from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .step.input_batch import InputBatch
-from .step.kv_cache import KVPool, block_bytes_of
+from .step.kv_cache import KVCacheSpec, KVPool, block_bytes_of
 from .step.model_step import Model
-from .step.profile import StepLimits, activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
+from .step.profile import dummy_step, run_dummy
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Worker:
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._loaded_bytes = 0  # of the blocks that the longest row may get from these
         self._model: Model | None = None
+        self._draft: Model | None = None  # with the model, if it is given
         self._media: MediaRunner | None = None  # with the model, if it takes media
         self._pooling: PoolingLayers | None = None  # with the model, on rank 0
         self._kv_pool: KVPool | None = None
@@ -127,6 +130,10 @@ class Worker:
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._loader.kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
         self._pooling = self._loader.load_pooling(self._folder, self._group)
+        begun, self._draft = time.monotonic(), self._loader.load_draft(self._group)
+        if self._draft is not None:
+            detail = gib(self._draft.weight_bytes)
+            yield Phase(name="load draft model", duration_s=time.monotonic() - begun, detail=detail)
         begun, self._media = time.monotonic(), self._load_media(self._model)
         if self._media is not None:
             yield Phase(name="load encoder", duration_s=time.monotonic() - begun, detail=gib(self._media.weight_bytes))
@@ -145,7 +152,9 @@ class Worker:
             )
         assert self._model is not None, "load comes first"
         limits = KVCacheLimits(
-            block_bytes=block_bytes_of(self._loader.kv_cache_specs(self._model), self._model.state_spec),
+            block_bytes=block_bytes_of(
+                self._loader.kv_cache_specs(self._model), self._model.state_spec, self._draft_specs
+            ),
             blocks_per_row=self._spec.num_held(self._spec.max_model_len),
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._num_kv_blocks,
@@ -161,7 +170,7 @@ class Worker:
             pool_bytes = fit_on_cpu(limits, available - taken * self._num_local_workers, self._num_local_workers)
         else:
             utilization = self._spec.config.gpu_memory_utilization
-            taken += self._measure_activations(self._model)
+            taken += measure_activations(self._spec, self._loader, self._model, self._sampler, self._device)
             pool_bytes = fit_on_gpu(limits, self._device, taken, utilization)
         return Measured(
             pool_bytes=pool_bytes,
@@ -187,7 +196,7 @@ class Worker:
         if self._model is None or "kv_cache" in self._asleep:
             return
         specs, states = self._loader.kv_cache_specs(self._model), self._model.state_spec
-        self._kv_pool = KVPool(specs, pool, self._device, states)
+        self._kv_pool = KVPool(specs, pool, self._device, states, self._draft_specs)
         has_states = states is not None
         is_encoder = self._spec.model.is_encoder
         step = dummy_step(
@@ -243,6 +252,12 @@ class Worker:
                 has_adapters=config.enable_lora,
                 shifts=None if self._media is None else self._media.shifts,
             )
+        drafter = None
+        if self._draft is not None:
+            num_groups, most_tokens = len(pool.blocks), self._spec.max_num_batched_tokens
+            drafter = Drafter(
+                self._draft, pool.draft_caches, batch, self._group, self._sampler, num_groups, most_tokens
+            )
         return ModelRunner(
             model,
             batch,
@@ -261,9 +276,15 @@ class Worker:
                 self._media,
                 self.adapters,
                 self._pooling,
+                drafter,
                 has_token_types=self._spec.model.num_token_types > 1,
             ),
         )
+
+    @property
+    def _draft_specs(self) -> Sequence[KVCacheSpec]:
+        """The KV groups of the draft model."""
+        return () if self._draft is None else self._loader.kv_cache_specs(self._draft)
 
     def _load_model(self) -> Model:
         return self._loader.load(self._folder, self._group, self.on_progress)
@@ -291,7 +312,7 @@ class Worker:
         self._asleep = holding.asleep
         self.runner = None
         if holding.model_folder or "weights" in holding.asleep:
-            self._model = self._media = self._pooling = None
+            self._model = self._media = self._pooling = self._draft = None
             if self.adapters is not None:
                 self.adapters.use(None)
         if "kv_cache" in holding.asleep:
@@ -304,6 +325,7 @@ class Worker:
             self._model = self._load_model()
             self._pooling = self._loader.load_pooling(self._folder, self._group)
             self._media = self._load_media(self._model)
+            self._draft = self._loader.load_draft(self._group)
         if self._kv_pool is None:
             self.initialize(self._pool_shape, self._arena)
         elif self._model is not None:
@@ -340,41 +362,3 @@ class Worker:
         else:
             device_check.select_gpu(self._device)
             device_check.check_gpu(self._spec, self._device, has_kernels=self._loader.has_device_kernels)
-
-    def _measure_activations(self, model: Model) -> int:
-        config = self._spec.config
-        specs = self._loader.kv_cache_specs(model)
-        has_states = model.state_spec is not None
-        steps = largest_steps(
-            StepLimits.of(self._spec),
-            config.block_size,
-            len(specs),
-            has_states=has_states,
-            is_encoder=self._spec.model.is_encoder,
-        )
-        if config.enable_lora:
-            steps = map(with_adapters, steps)
-        null_blocks = [spec.allocate(1, self._device) for spec in specs]
-        states = None
-        if model.state_spec is not None:
-            states = model.state_spec.view(
-                torch.zeros(model.state_spec.block_bytes, dtype=torch.uint8, device=self._device)
-            )
-        measured = activation_bytes(model, steps, null_blocks, self._sampler, self._spec.max_logprobs, states)
-        shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
-        measured += len(specs) * config.max_num_seqs * max_blocks_per_row * 4  # block tables on the device
-        if not self._loader.has_graphs:
-            return measured
-        from .device.cuda_graphs import graph_bytes
-
-        return measured + graph_bytes(
-            config.max_num_seqs,
-            shape.vocab_size,
-            shape.num_heads,
-            shape.head_dim,
-            shape.num_layers,
-            max_blocks_per_row,
-            num_ranks=self._size,
-            num_groups=len(specs),
-            has_adapters=config.enable_lora,
-        )

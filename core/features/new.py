@@ -67,6 +67,8 @@ def new_features(
     if proposer is not None:
         drafting.proposer = proposer
         in_order.append(proposer)
+        if proposer.model is not None:
+            in_order.append(proposer.model)
     offload = None
     if around.tiers is not None:
         offload = Offload(around.tiers, kv_cache, waiting.release, engine.enter_namespace)

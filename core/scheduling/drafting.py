@@ -16,7 +16,7 @@ import numpy as np
 
 from ...ipc.messages.supervisor import DraftSource, SpeculationProgress
 from ...ipc.spec.config.speculation import MAX_DRAFTS
-from ..request import Ids
+from ..request import Ids, Request
 from .step.rows import Rows
 from .step.table_growth import TableGrowth
 from .step_feature import StepFeature
@@ -106,6 +106,11 @@ class Drafting(StepFeature):
                 self._source_by_row[row] = source
                 budget -= count
         return placed
+
+    def grow_ahead(self, request: Request, num_tokens: int) -> None:
+        """Extend the tables of a running request so that the draft model can write up to `num_tokens` tokens, as far as
+        blocks are free that are not reserved for a row."""
+        self._growth.grow_ahead(request, num_tokens)
 
     def on_verified(self, row: int, num_drafts: int, num_accepted: int) -> None:
         """Count the drafts of a row whose result has come, and how many of them were accepted."""

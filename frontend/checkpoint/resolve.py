@@ -35,6 +35,7 @@ from ...ipc.spec.config.weight_files import weight_paths
 from ...ipc.spec.models.model_config import ModelConfig
 from ...ipc.spec.processors.processor import Processor, load_processor
 from ..listening.tls import new_ssl_context
+from .draft_model import with_draft_model
 from .generation_config import default_sampling_params, generation_folder, tell_missing_defaults
 from .gguf.folder import add_tokenizer, skipped_layers
 from .given_name import default_name, name_as_given
@@ -113,6 +114,7 @@ def _resolve(config: EngineConfig, run_directory: RunDirectory, folder: Path) ->
         digest=_digest(config, model, folder, tokenizer, numbers, max_model_len),
         group_keys=None if config.hosts == 1 else Keys.generate(),
     )
+    spec = with_draft_model(spec, run_directory.path)
     if config.hosts > 1 and config.hosts_key_file is None:
         Keys.generate().save(spec.hosts_key_file)
     if model.encoder is not None:

@@ -89,6 +89,9 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     # `position`. A row behind cached tokens first gets, with position 0, the block with their state
     token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, after its sampled ones
     drafts: bytes = b""  # int32, for each row that has any: row, n, n guesses, the last n of its `counts`
+    draft_limits: bytes = b""  # int32 [m, 2]: row, and how many drafts the draft model makes, at most, of the tokens
+    # after the last one that the row has once the step is computed. Their keys and values may fill the row's blocks
+    least_chance: float = 0.0  # a row gets no further draft once that all of its drafts are right is less likely
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
     stores: bytes = b""  # int32 [m, 2]: block, and the slot of the arena to copy it to
     loads: bytes = b""  # int32 [m, 2]: slot, and the block to copy it to
@@ -171,6 +174,16 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True):
     vector: BulkArray
 
 
+class DraftWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The drafts that the draft model has made after a step, and what they took."""
+
+    drafts: bytes = b""  # int32, for each row that has any: row, n, n guesses of the tokens after its last one
+    chances: bytes = b""  # float32 for each guess: its probability by the draft model, after the guesses before it
+    num_passes: int = 0  # through the draft model
+    num_late_tokens: int = 0  # computed by it now, which were known before the step
+    duration_s: float = 0.0
+
+
 class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     """Result of a step from rank 0: the rows that sampled, in the order of the SchedulerOutput."""
 
@@ -186,6 +199,7 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     fully_masked_rows: bytes = b""  # int32: rows without any allowed token; ignore their token_ids
     pooled: list[Pooled] = []  # embeddings of prompts that end in this step
     failed_entries: list[FailedEntry] = []  # of this step's encodes
+    draft_work: DraftWork | None = None  # None: the step asked for no drafts
 
 
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):

@@ -70,7 +70,7 @@ class Places:
 
     def _describe(self, index: int, kv_cache: Tensor) -> None:
         struct = self._structs[index]
-        assert kv_cache.is_contiguous()
+        assert kv_cache[:1].is_contiguous()
         struct.kv_cache = kv_cache.data_ptr()
         struct.block_stride = kv_cache.stride(0) * kv_cache.element_size()
         struct.block_size = kv_cache.shape[4]

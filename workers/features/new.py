@@ -27,6 +27,7 @@ def new_features(
     media: RunnerFeature | None,
     adapters: AdapterLoader | None,
     pooling: PoolingLayers | None,
+    drafter: RunnerFeature | None = None,
     has_token_types: bool = False,
 ) -> list[RunnerFeature]:
     """Return the features in the order of their parts in a step. blocks, arena, local_ranks: as for
@@ -43,4 +44,6 @@ def new_features(
         features.append(TokenTypes())
     if pooling is not None:
         features.append(Pooler(pooling))
+    if drafter is not None:
+        features.append(drafter)
     return features

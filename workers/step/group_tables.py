@@ -63,6 +63,11 @@ class GroupTables:
         self.num_slots: I64 = np.zeros(max_num_seqs, np.int64)  # tokens that the blocks of each row hold in all groups
         self._of_step: list[tuple[I32, I64 | None]] | None = None  # tables of the last step's rows, freed entries
 
+    @property
+    def first(self) -> I32:
+        """The block tables of the first group, which change in place: [max_num_seqs, most blocks of a row]."""
+        return self._by_group[0]
+
     def clear_row(self, row: int) -> None:
         """Empty the tables of a row, for the next request in it."""
         for table in range(row, len(self._num_blocks), self._num_rows):

@@ -25,7 +25,7 @@ from ..sampling.sampling_columns import SamplingColumns
 from .group_tables import NO_FREES, GroupTables
 from .state_blocks import StateBlocks
 from .step_inputs import ExpectedTokens, PromptSpan, StepInputs
-from .step_layout import SamplingMetadata, StepLayout
+from .step_layout import RowColumns, SamplingMetadata, StepLayout
 from .step_tables import StepTables
 
 
@@ -86,6 +86,12 @@ class InputBatch:
         """The highest block of each KV group that any row has ever had."""
         highest: list[int] = self._tables.highest_blocks.tolist()
         return highest if self._states is None else [*highest, self._states.highest_block]
+
+    @property
+    def columns(self) -> RowColumns:
+        """The rows' columns, which change in place; block tables are those of the first KV group."""
+        assert isinstance(self._tables, GroupTables), "rows of an encoder have no blocks"
+        return RowColumns(self._token_ids, self._num_tokens, self._tables.num_slots, self._tables.first, self._sampling)
 
     @property
     def num_active(self) -> int:

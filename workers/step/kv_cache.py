@@ -10,6 +10,7 @@ import contextlib
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -79,10 +80,15 @@ class KVCacheSpec:
     def block_bytes(self) -> int:
         return torch.Size(self.shape(1)).numel() * self.dtype.itemsize
 
-    def view(self, buffer: Tensor) -> Tensor:
-        """Return as many blocks as there are in a buffer [num_bytes] of uint8, from its first byte on."""
-        num_blocks = len(buffer) // self.block_bytes
-        return buffer[: num_blocks * self.block_bytes].view(self.dtype).view(self.shape(num_blocks))
+    def view(self, buffer: Tensor, stride: int = 0, start: int = 0) -> Tensor:
+        """Return as many blocks as there are in a buffer [num_bytes] of uint8, the first from byte `start` on. stride:
+        bytes from each to the next, a multiple of the element size as is `start`; 0: the bytes of a block."""
+        stride = stride or self.block_bytes
+        num_blocks, size = len(buffer) // stride, self.dtype.itemsize
+        shape = self.shape(num_blocks)
+        elements = buffer[: num_blocks * stride].view(self.dtype)
+        inner = torch.empty(shape[1:], device="meta").stride()
+        return elements.as_strided(shape, (stride // size, *inner), start // size + elements.storage_offset())
 
     def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
         """Allocate blocks of this group alone, of zeros."""
@@ -91,26 +97,41 @@ class KVCacheSpec:
 
 class KVPool:
     """Owner of the memory. `buffer`: [num_bytes] uint8, zeros at first. `caches`: the view of each group with keys and
-    values, as in KVCacheSpec.shape; `states`: that of the group behind them, if layers keep a state. `blocks`: the
-    bytes of each group's blocks, [num_blocks, block_bytes] uint8."""
+    values, as in KVCacheSpec.shape; `states`: that of the group behind them, if layers keep a state; `draft_caches`:
+    those of a draft model, whose keys and values lie in the blocks of the first group, behind the model's. `blocks`:
+    the bytes of each group's blocks, [num_blocks, block_bytes] uint8."""
 
     def __init__(
-        self, specs: Sequence[KVCacheSpec], pool: PoolShape, device: torch.device, states: StateSpec | None = None
+        self,
+        specs: Sequence[KVCacheSpec],
+        pool: PoolShape,
+        device: torch.device,
+        states: StateSpec | None = None,
+        drafts: Sequence[KVCacheSpec] = (),
     ) -> None:
-        """Allocate the pool. ProtocolError if it is for groups with blocks of other sizes."""
-        self.block_bytes = block_bytes_of(specs, states)
+        """Allocate the pool. drafts: of the draft model's groups. ProtocolError if it is for groups with blocks of
+        other sizes."""
+        self.block_bytes = block_bytes_of(specs, states, drafts)
         if pool.block_bytes != self.block_bytes:
             raise ProtocolError(f"a pool for blocks of {pool.block_bytes} bytes is given {self.block_bytes}")
         self.buffer = _allocate(pool.num_bytes, device)
-        self.caches = [spec.view(self.buffer) for spec in specs]
+        strides = self.block_bytes[: len(specs)]
+        self.caches = [spec.view(self.buffer, stride) for spec, stride in zip(specs, strides, strict=True)]
+        ends = accumulate((spec.block_bytes for spec in drafts), initial=specs[0].block_bytes if specs else 0)
+        starts = zip(drafts, ends, strict=False)
+        self.draft_caches = [spec.view(self.buffer, strides[0], start) for spec, start in starts]
         self.states = None if states is None else states.view(self.buffer)
         self.blocks = [self.buffer[: len(self.buffer) // size * size].view(-1, size) for size in self.block_bytes]
 
 
-def block_bytes_of(specs: Sequence[KVCacheSpec], states: StateSpec | None) -> tuple[int, ...]:
-    """Return the bytes of a block of each KV group."""
+def block_bytes_of(
+    specs: Sequence[KVCacheSpec], states: StateSpec | None, drafts: Sequence[KVCacheSpec] = ()
+) -> tuple[int, ...]:
+    """Return the bytes of a block of each KV group. drafts: of the draft model's groups, see KVPool."""
     of_states = () if states is None else (states.block_bytes,)
-    return (*(spec.block_bytes for spec in specs), *of_states)
+    sizes = [spec.block_bytes for spec in specs]
+    sizes[:1] = [size + sum(spec.block_bytes for spec in drafts) for size in sizes[:1]]
+    return (*sizes, *of_states)
 
 
 def _allocate(num_bytes: int, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 A feature defines the verbs that it needs; others cost nothing. In one step they are called in this order:
 
-    beside ( begin → update → prepare → read_hidden )
+    beside ( begin → update → prepare → read_hidden → follow )
 
 Knows no feature; each has a folder in `workers/features/`.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
-from ...ipc.messages.workers import Pooled, SchedulerOutput
+from ...ipc.messages.workers import DraftWork, Pooled, SchedulerOutput
 from .step_inputs import StepInputs
 
 REFUSALS = {  # orders that only a feature carries out, and the fault without it
@@ -26,6 +26,7 @@ REFUSALS = {  # orders that only a feature carries out, and the fault without it
     "loads": "copies KV blocks, but there is no arena",
     "fills": "fills adapter slots, the worker has none: --enable-lora is not set",
     "encodes": "encodes media, but the model takes none",
+    "draft_limits": "asks for drafts, but there is no draft model",
 }
 
 
@@ -46,6 +47,7 @@ class BegunStep:
     pending: Pending | None = None  # None: the result waits for nothing but tokens
     failed_entries: list[FailedEntry] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
+    draft_work: DraftWork | None = None
 
 
 class RunnerFeature:
@@ -71,6 +73,9 @@ class RunnerFeature:
     def read_hidden(self, hidden: Tensor, inputs: StepInputs, begun: BegunStep) -> None:
         """Read the hidden states [T, hidden_size] of a step that the host samples; [0, …] if it ran as a graph."""
 
+    def follow(self, step: SchedulerOutput, begun: BegunStep) -> None:
+        """Do work that comes after the tokens that the host has sampled in the step, which are in the InputBatch."""
+
     def clear(self) -> None:
         """Forget all rows."""
 
@@ -91,6 +96,7 @@ class RunnerFeatures:
         self._update = answering("update")
         self._prepare = answering("prepare")
         self._read_hidden = answering("read_hidden")
+        self._follow = answering("follow")
         self._clear = answering("clear")
 
     def begin(self, step: SchedulerOutput, enter: Callable[[str], None]) -> BegunStep:
@@ -115,6 +121,10 @@ class RunnerFeatures:
     def read_hidden(self, hidden: Tensor, inputs: StepInputs, begun: BegunStep) -> None:
         for each in self._read_hidden:
             each.read_hidden(hidden, inputs, begun)
+
+    def follow(self, step: SchedulerOutput, begun: BegunStep) -> None:
+        for each in self._follow:
+            each.follow(step, begun)
 
     def clear(self) -> None:
         for each in self._clear:

@@ -75,6 +75,16 @@ class SamplingMetadata:
     logprob_targets: list[LogprobTargets]  # [l] tokens to score beside each sampled one
 
 
+class RowColumns(NamedTuple):
+    """Columns of all rows of a worker."""
+
+    token_ids: I32  # [max_num_seqs, most tokens]
+    num_tokens: I64
+    num_slots: I64  # tokens that the blocks hold
+    block_tables: I32
+    sampling: SamplingColumns
+
+
 class MediaInputs(NamedTuple):
     """Inputs of a step with media, which replace those of text; tensors are on the device."""
 

@@ -40,6 +40,11 @@ class DraftChoice:
         if seconds is not None:
             self.costs.on_step(num_rows, num_drafts, seconds, is_alone=is_alone)
 
+    @property
+    def is_learning(self) -> bool:
+        """Whether the next steps are made only to learn the cost of steps without drafts."""
+        return self._num_plain > 0
+
     def is_ready(self, num_rows: int) -> bool:
         """Return whether the cost of a step of `num_rows` rows without drafts is known."""
         return self.costs.plain_s(num_rows) is not None

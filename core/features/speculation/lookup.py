@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.workers import ModelRunnerOutput
 from ....ipc.spec.config.engine_spec import EngineSpec
-from ....ipc.spec.config.speculation import SpeculationOptions, speculation_options
+from ....ipc.spec.config.speculation import SpeculationOptions
 from ...request import Ids, Request
 from ...scheduling.drafting import Draft
 from ...scheduling.result_processor import NewTokens
@@ -30,6 +30,7 @@ from ...scheduling.step.rows import Rows
 from ...scheduling.step_feature import StepFeature
 from .choice import DraftChoice
 from .corpus import Corpus
+from .model_drafts import ModelDrafts
 from .own_index import Match, OwnIndex
 from .survival import Survival
 
@@ -57,6 +58,7 @@ class LookupProposer(StepFeature):
         corpus: Corpus | None,
         scheduler: Scheduler,
         *,
+        has_model: bool = False,
         shares_corpus: bool,
         max_num_seqs: int,
         max_model_len: int,
@@ -64,13 +66,15 @@ class LookupProposer(StepFeature):
         steps_in_flight: int,
     ) -> None:
         """corpus: tokens of finished answers; None: only a request's own tokens are searched. shares_corpus: requests
-        without a cache salt share their answers."""
+        without a cache salt share their answers. has_model: there is a draft model."""
         self.clock: Callable[[], float] = time.monotonic
         self._scheduler = scheduler
         self._options, self._corpus, self._shares_corpus = options, corpus, shares_corpus
         self._index = OwnIndex(max_num_seqs, max_model_len)
         self.survival = Survival()
         self.choice = DraftChoice(max(max_num_seqs, 16), computes_twice=scheduler.rows.have_states)
+        most = options.num_speculative_tokens
+        self.model = ModelDrafts(scheduler, self.choice, most) if has_model else None
         self._vocab_size = vocab_size
         self._guess_by_row: dict[int, _Guess] = {}  # the newest match of each row
         self._open_by_row: dict[int, _Guess] = {}  # the match of each row with which coming tokens are compared
@@ -138,8 +142,10 @@ class LookupProposer(StepFeature):
         was_busy, self._was_busy = self._was_busy, self._scheduler.rows.num_active > 0
         self._last_result_at, self._has_next, self._holds = now, len(self._scheduler.ledger) > 0, None
         self._num_results += 1
-        if batch.drafts:
+        if batch.drafts or output.draft_work is not None:
             self._next_look = self._num_results
+        if output.draft_work is not None:
+            seconds -= output.draft_work.duration_s
         is_decode = not batch.num_prompt_tokens and len(batch.sampled_rows) == len(batch.rows) > 0
         num_rows = len(batch.rows)
         cost_s = seconds if is_decode and was_busy else None
@@ -180,10 +186,19 @@ class LookupProposer(StepFeature):
                 other = self._corpus.find(owner, state.tokens[row], end, hashes[:, i], most)
                 if other is not None and (match is None or other.length > match.length):
                     match = other
+            if match is not None and match.length < self._options.prompt_lookup_min:
+                match = None
             self._guess_by_row.pop(row, None)
-            if match is not None and match.length >= self._options.prompt_lookup_min:
-                self._guess_by_row[row] = _Guess(request, match, end)
+            if (best := self._better(match, row, request, end)) is not None:
+                self._guess_by_row[row] = _Guess(request, best, end)
             self._confirm(row, state)
+
+    def _better(self, match: Match | None, row: int, request: Request, end: int) -> Match | None:
+        """Return the match, or the draft model's drafts if more of them are likely to be right."""
+        made = None if self.model is None else self.model.match(row, request, end)
+        if made is None or match is None:
+            return made or match
+        return max(match, made, key=lambda each: sum(self.survival.products(each, request)))
 
     def _confirm(self, row: int, state: Rows) -> None:
         """Compare the row's open match with the tokens that came. If it was refuted or used up, learn from it and open
@@ -257,7 +272,7 @@ def lookup_of(spec: EngineSpec, scheduler: Scheduler, *, has_exact_drafts: bool)
     """Return the proposer that the options ask for; None if they ask for none, if drafts could change rounding under
     `auto`, or if the model cannot take drafts back."""
     config, model = spec.config, spec.model
-    options = speculation_options(config.speculation)
+    options = config.speculation_options
     if options is None:
         return None
     if config.speculation == "auto" and not has_exact_drafts:
@@ -273,6 +288,7 @@ def lookup_of(spec: EngineSpec, scheduler: Scheduler, *, has_exact_drafts: bool)
         options,
         Corpus(config.speculation_corpus_tokens) if config.speculation_corpus_tokens else None,
         scheduler,
+        has_model=spec.draft is not None,
         shares_corpus=config.speculation_corpus == "shared",
         max_num_seqs=config.max_num_seqs,
         max_model_len=spec.max_model_len,

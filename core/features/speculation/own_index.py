@@ -17,9 +17,10 @@ MAX_NEW_TOKENS = 4096  # indexed in one step, so that a long prompt does not sta
 class Match(NamedTuple):
     """An earlier place with the same tokens before it."""
 
-    source: str  # "own" or "corpus"
+    source: str  # "own", "corpus", or "model": these are drafts of the draft model
     length: int  # number of equal tokens, as far as they were compared
     token_ids: list[int]  # the tokens that followed there
+    chances: tuple[float, ...] = ()  # of each token, by the draft model
 
 
 class OwnIndex:

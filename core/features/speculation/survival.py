@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from ....ipc.spec.config.speculation import MAX_DRAFTS
 from .own_index import Match
@@ -13,39 +14,63 @@ _ROW_TRIALS = 4.0  # trials in a request's own record that weigh as much as the 
 _DECAY = 0.9  # factor of a request's own record with each match
 
 
+class _Key(NamedTuple):
+    source: str
+    size: int
+    position: int
+
+
+class _Own(NamedTuple):
+    """A request's own record: drafts that were right, and those that were right or the first wrong one."""
+
+    hits: float = 0.0
+    trials: float = 0.0
+
+
+_NONE = _Own()
+
+
 class Survival:
     """Owner of a moving average of acceptance for each source, length of match and position in the draft, given that
     all drafts before it were right; and, for each request, of the share of its recent drafts that were right."""
 
     def __init__(self) -> None:
-        self._rates: dict[tuple[str, int, int], float] = {}
-        self._hits_by_request: defaultdict[object, float] = defaultdict(float)
-        self._trials_by_request: defaultdict[object, float] = defaultdict(float)
+        self._rates: dict[_Key, float] = {}
+        self._own_by_request: defaultdict[object, dict[bool, _Own]] = defaultdict(dict)  # then: of the draft model
 
     def products(self, match: Match, request: object) -> list[float]:
         """Return, for each draft of a match, the probability that it and all before it are right."""
-        hits, trials = self._hits_by_request[request], self._trials_by_request[request]
+        own = self._own_by_request[request].get(bool(match.chances), _NONE)
         found, product = [], 1.0
-        size = _size_of(match.length)
         for position in range(min(len(match.token_ids), MAX_DRAFTS)):
-            rate = self._rates.get((match.source, size, position), _FIRST[size])
-            product *= (rate * _ROW_TRIALS + hits) / (_ROW_TRIALS + trials)
+            key, first = _key_of(match, position)
+            rate = self._rates.get(key, first)
+            product *= (rate * _ROW_TRIALS + own.hits) / (_ROW_TRIALS + own.trials)
             found.append(product)
         return found
 
     def learn(self, match: Match, request: object, num_right: int, *, is_wrong: bool) -> None:
         """Record that the first `num_right` drafts of a match were right, and whether the next one was wrong."""
-        size = _size_of(match.length)
         for position in range(num_right + is_wrong):
-            key, hit = (match.source, size, position), float(position < num_right)
-            old = self._rates.get(key, _FIRST[size])
+            (key, first), hit = _key_of(match, position), float(position < num_right)
+            old = self._rates.get(key, first)
             self._rates[key] = old + _WEIGHT * (hit - old)
-        self._hits_by_request[request] = _DECAY * self._hits_by_request[request] + num_right
-        self._trials_by_request[request] = _DECAY * self._trials_by_request[request] + num_right + is_wrong
+        owned = self._own_by_request[request]
+        own = owned.get(bool(match.chances), _NONE)
+        owned[bool(match.chances)] = _Own(_DECAY * own.hits + num_right, _DECAY * own.trials + num_right + is_wrong)
 
     def forget(self, request: object) -> None:
-        self._hits_by_request.pop(request, None)
-        self._trials_by_request.pop(request, None)
+        self._own_by_request.pop(request, None)
+
+
+def _key_of(match: Match, position: int) -> tuple[_Key, float]:
+    """Return what a draft's rate is learned under, and the rate before anything is learned. The draft model says how
+    likely its drafts are; how right it is in that is learned by the tenth, wherever the draft is."""
+    if match.chances:
+        tenth = min(int(10 * match.chances[position]), 9)
+        return _Key(match.source, tenth, 0), (tenth + 0.5) / 10
+    size = _size_of(match.length)
+    return _Key(match.source, size, position), _FIRST[size]
 
 
 def _size_of(length: int) -> int:

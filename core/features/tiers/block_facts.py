@@ -94,6 +94,8 @@ def block_facts(spec: EngineSpec, kernels: str) -> bytes:
         facts["groups"] = [
             {"layers": group.layers, "window": group.window, "is_state": group.is_state} for group in groups
         ]
+    if spec.draft is not None:  # whose keys and values lie in the blocks, too
+        facts["draft"] = {"model": _as_before(spec.draft.model), "weights": spec.draft.weights}
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -41,6 +41,8 @@ class StepDelta:
         self.freed_entries: list[int] = []
         self.span_entries: list[int] = []  # flat triples: row, index of the span, entry
         self.copies: StepCopies | None = None
+        self.draft_limits: list[int] = []  # flat pairs: row, most drafts
+        self.least_chance = 0.0
 
     def admit(self, request: Request, num_computed_tokens: int) -> None:
         """Add a new row with the blocks that its tables have when the message is made. The first blocks already hold
@@ -114,6 +116,9 @@ class StepDelta:
                 span_entries=encode_ids(self.span_entries),
             )
             self.encodes, self.freed_entries, self.span_entries = [], [], []
+        if self.draft_limits:
+            output = replace(output, draft_limits=encode_ids(self.draft_limits), least_chance=self.least_chance)
+            self.draft_limits = []
         if self.copies is not None:
             output = replace(output, stores=self.copies.stores, loads=self.copies.loads)
             self.copies = None

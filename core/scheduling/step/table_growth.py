@@ -72,6 +72,15 @@ class TableGrowth:
         self.states.withhold(request)
         return self._extend(self.states, request, num_tokens, num_states=0) is not None
 
+    def grow_ahead(self, request: Request, num_tokens: int) -> None:
+        """Extend the tables of a running request to hold up to `num_tokens` tokens, while a block stays free for each
+        row. The step does not compute them."""
+        num_tokens = self.room(request, num_tokens)
+        if self.states is None:
+            self.grow(request, num_tokens)
+        else:
+            self._extend(self.states, request, num_tokens, num_states=0)
+
     def _grow_with_state(self, states: StateMoves, request: Request, num_tokens: int) -> bool:
         if num_tokens <= int(self._rows.num_scheduled[request.row]):
             return True

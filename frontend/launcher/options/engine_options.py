@@ -189,6 +189,20 @@ class EngineOptions(TypedDict, total=False):
     """guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, off or JSON (default: auto)"""
     speculative_config: Text | dict[str, Any] | None
     """the same as speculation"""
+    draft_model: Text | None
+    """smaller model of the same tokens that guesses the next ones: a folder, a GGUF file or a hub id"""
+    speculative_model: Text | None
+    """the same as draft_model"""
+    spec_model: Text | None
+    """the same as draft_model"""
+    model_draft: Text | None
+    """the same as draft_model"""
+    num_speculative_tokens: int | None
+    """most guesses of an answer in a step; none: 15"""
+    spec_tokens: int | None
+    """the same as num_speculative_tokens"""
+    draft_max: int | None
+    """the same as num_speculative_tokens"""
     speculation_corpus: Literal["request", "shared"] | None
     """whose finished answers help others: those of one cache_salt; shared: also all without a salt (default:
     request)"""

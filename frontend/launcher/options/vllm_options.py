@@ -79,8 +79,7 @@ REFUSED = {
     "ranks are processes of our own": "worker_use_ray? engine_use_ray? "
     "worker_cls=auto worker_extension_cls scheduler_cls",
     "adapters are LoRA adapters that requests name": "default_mm_loras prompt_adapters* enable_prompt_adapter?",
-    "--speculation looks tokens up; there are no draft models": "speculative_model num_speculative_tokens spec_method "
-    "spec_model spec_tokens diffusion_config dc",
+    "--speculation and --draft-model say how tokens are guessed": "spec_method diffusion_config dc",
     "KV tiers have options of their own: --kv-host-bytes, --kv-disk, --kv-remote, --kv-events": "kv_transfer_config "
     "kv_events_config kv_connector kv_offloading_size kv_offloading_backend=native",
     "no weights or encoder outputs leave their worker": "ec_transfer_config weight_transfer_config",

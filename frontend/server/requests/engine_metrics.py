@@ -22,7 +22,6 @@ from ....ipc.messages import metrics as messages
 from ....ipc.messages.core import Started
 from ....ipc.messages.supervisor import Initialize, Progress
 from ....ipc.spec.config.engine_spec import EngineSpec
-from ....ipc.spec.config.speculation import speculation_options
 from ..metrics.adapter_metrics import AdapterMetrics
 from ..metrics.answer_metrics import AnswerMetrics
 from ..metrics.batch_metrics import BatchMetrics
@@ -101,8 +100,8 @@ class EngineMetrics:
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
-        speculation = speculation_options(spec.config.speculation)
-        self.speculation = None if speculation is None else SpeculationMetrics(self._increase)
+        is_speculating = spec.config.speculation_options is not None
+        self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
         self.state = StateMetrics.of(spec)
         self.batches = None if spec.config.state_dir is None else BatchMetrics()
         self.answers = AnswerMetrics(has_audio=spec.model.audio is not None)

@@ -21,7 +21,7 @@ from .host_places import check_hosts
 from .media_limits import media_limits
 from .option_groups import GROUPS, InGroup, secret_options
 from .option_ranges import AUTO, INT_RANGES, SHARES, TIMEOUTS
-from .speculation import speculation_options
+from .speculation import SpeculationOptions, speculation_options
 from .tier_places import TIER_OPTIONS, check_events, check_places, check_replica_ports
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
@@ -191,13 +191,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | dict[str, Any],
         _scheduling("guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, off or JSON"),
     ] = "auto"
+    draft_model: Annotated[
+        str | None,
+        _scheduling("smaller model of the same tokens that guesses the next ones: a folder, a GGUF file or a hub id"),
+    ] = None
+    num_speculative_tokens: Annotated[int | None, _scheduling("most guesses of an answer in a step; none: 15")] = None
     speculation_corpus: Annotated[
         Literal["request", "shared"],
         _scheduling("whose finished answers help others: those of one cache_salt; shared: also all without a salt"),
     ] = "request"
-    speculation_corpus_tokens: Annotated[int, _scheduling("tokens of finished answers that are kept; 0: none")] = (
-        1 << 20
-    )
+    speculation_corpus_tokens: Annotated[int, _memory("tokens of finished answers that are kept; 0: none")] = 1 << 20
     max_waiting_requests: Annotated[
         int, _limits("answers that may wait, a quarter of them to one request; beyond: Overloaded")
     ] = 65536
@@ -358,6 +361,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Annotated[LogLevel, _logging("least level that is logged")] = "info"
 
     @property
+    def speculation_options(self) -> SpeculationOptions | None:
+        """The options of speculation; None: it is off. ConfigError if they are invalid."""
+        return speculation_options(self.speculation, self.draft_model, self.num_speculative_tokens)
+
+    @property
     def has_tiers(self) -> bool:
         """Whether an option asks for KV blocks outside the pool."""
         return any(getattr(self, name) is not None for name in TIER_OPTIONS)
@@ -428,7 +436,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.data_parallel_size > 1:
             check_replica_ports(self.data_parallel_size, self.kv_listen, self.kv_events)
         media_limits(self.limit_mm_per_prompt)
-        speculation_options(self.speculation)
+        _ = self.speculation_options
         check_http(self)
         if not all(key and key.isascii() and key.isprintable() for key in self.api_key or ()):
             raise ConfigError("--api-key must be at least 1 printable ASCII character")

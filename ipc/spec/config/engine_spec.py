@@ -26,7 +26,7 @@ from .cache_folder import triton_environment
 from .engine_config import EngineConfig
 from .gateway_places import core_addresses
 from .option_ranges import AUTO_LENGTH
-from .speculation import MAX_DRAFTS
+from .speculation import MAX_DRAFTS, DraftSpec
 
 VARIABLE = "TOKENLOOM_SPEC"
 
@@ -50,6 +50,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]
     has_integer_products: bool = False  # quantized weights are multiplied as integers
+    draft: DraftSpec | None = None  # None: there is no draft model
     max_model_len: int
     max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps

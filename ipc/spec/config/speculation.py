@@ -1,4 +1,4 @@
-"""The values of --speculation, including vLLM's --speculative-config for methods that look tokens up."""
+"""The values of --speculation, including vLLM's --speculative-config; DraftSpec: the draft model of an engine."""
 
 from __future__ import annotations
 
@@ -8,25 +8,40 @@ from typing import Any
 import msgspec
 
 from ...errors import ConfigError
+from ..models.model_config import ModelConfig
 
 _FLAG = "--speculation (or --speculative-config, -sc)"
-_METHODS = ("lookup", "ngram", "ngram_gpu", "suffix")
-_MODELS = (None, *_METHODS, "[ngram]")  # names of these methods where vLLM has a draft model's
-_IGNORED = {  # vLLM's keys for choices that are made by measured cost here
+_LOOKUPS = ("lookup", "ngram", "ngram_gpu", "suffix")
+_DRAFT_MODEL = "draft_model"
+_METHODS = (*_LOOKUPS, _DRAFT_MODEL)
+_LOOKUP_MODELS = (None, *_LOOKUPS, "[ngram]")  # names of methods that look tokens up where vLLM has a draft model's
+_IGNORED = {  # vLLM's keys for choices that are made by measured cost here, or that the draft model's files make
     *("draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
     *("disable_by_batch_size", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
-    *("suffix_decoding_min_token_prob", "suffix_decoding_max_tree_depth"),
+    *("suffix_decoding_min_token_prob", "suffix_decoding_max_tree_depth", "max_model_len"),
 }
 MAX_DRAFTS = 15  # draft tokens of a row in a step
 
 
+class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft model: it guesses the next tokens of an engine's model, which has the same tokens."""
+
+    folder: str
+    model: ModelConfig
+    has_integer_products: bool = False  # its quantized weights are multiplied as integers
+    weights: str  # digest of its weights, which the names of stored KV blocks contain
+
+
 class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of the drafts that lookup proposes. Within them, measured costs decide how many drafts a row gets."""
+    """Limits of the drafts that lookup and the draft model make. Within them, measured costs decide how many drafts a
+    row gets."""
 
     method: str = "lookup"
     num_speculative_tokens: int = MAX_DRAFTS
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 32  # longest match that counts, in tokens
+    model: str | None = None  # the draft model: a folder, a GGUF file or a hub id; None: there is none
+    revision: str | None = None  # of the draft model
 
     def check(self) -> None:
         """Raise ConfigError for values out of range."""
@@ -39,23 +54,29 @@ class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 f"{_FLAG}: 1 ≤ prompt_lookup_min ≤ prompt_lookup_max must hold, got {self.prompt_lookup_min} and "
                 f"{self.prompt_lookup_max}"
             )
+        if self.method == _DRAFT_MODEL and self.model is None:
+            raise ConfigError(f"{_FLAG}: method {_DRAFT_MODEL} needs a model: give a folder, a GGUF file or a hub id")
 
 
-def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | None:
-    """Return the options of speculation, None if it is off. ConfigError if `value` is invalid."""
-    if value in ("off", "auto", "lookup"):
-        return None if value == "off" else SpeculationOptions()
-    fields: object = dict(value) if isinstance(value, dict) else value
-    if isinstance(value, str):
-        try:
-            fields = json.loads(value)
-        except (ValueError, RecursionError):
-            fields = None
-    if not isinstance(fields, dict):
-        raise ConfigError(f'--speculation must be auto, lookup, off, or JSON as {{"method": "lookup"}}, got {value}')
+def speculation_options(
+    value: str | dict[str, Any], draft_model: str | None = None, num_drafts: int | None = None
+) -> SpeculationOptions | None:
+    """Return the options of speculation, None if it is off. draft_model, num_drafts: --draft-model and
+    --num-speculative-tokens. ConfigError if a value is invalid, or if two name different models."""
+    fields = _fields_of(value)
+    if fields is None:
+        if draft_model is not None:
+            raise ConfigError(f"{_FLAG} is off, and --draft-model {draft_model} is given: leave one of them out")
+        return None
     model = fields.pop("model", None)
-    if model not in _MODELS and "method" not in fields:
-        raise ConfigError(f"{_FLAG}: there are no draft models such as {model}: give a method of {', '.join(_METHODS)}")
+    if model not in _LOOKUP_MODELS and fields.get("method", _DRAFT_MODEL) == _DRAFT_MODEL:
+        fields |= {"method": _DRAFT_MODEL, "model": model}
+    if draft_model is not None:
+        if fields.get("model", draft_model) != draft_model:
+            raise ConfigError(f"{_FLAG} names the draft model {model}, --draft-model {draft_model}: give one of them")
+        fields |= {"method": _DRAFT_MODEL, "model": draft_model}
+    if num_drafts is not None:
+        fields["num_speculative_tokens"] = num_drafts
     try:
         options = msgspec.convert(
             {key: each for key, each in fields.items() if key not in _IGNORED}, SpeculationOptions
@@ -64,3 +85,20 @@ def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | Non
         raise ConfigError(f"{_FLAG}: {error}") from None
     options.check()
     return options
+
+
+def _fields_of(value: str | dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields that --speculation names, None if it is off."""
+    if value == "off":
+        return None
+    if value in ("auto", "lookup"):
+        return {}
+    fields: object = dict(value) if isinstance(value, dict) else value
+    if isinstance(value, str):
+        try:
+            fields = json.loads(value)
+        except (ValueError, RecursionError):
+            fields = None
+    if not isinstance(fields, dict):
+        raise ConfigError(f'--speculation must be auto, lookup, off, or JSON as {{"method": "lookup"}}, got {value}')
+    return fields

@@ -139,7 +139,18 @@ def test_the_options_of_other_engines_are_read() -> None:
         '{"method": "eagle3"}',
         '{"method": "ngram", "num_speculative_tokens": 0}',
         '{"depth": 1}',
-        '{"model": "m", "num_speculative_tokens": 3}',
+        '{"method": "draft_model"}',
+        '{"model": "m", "num_speculative_tokens": 0}',
     ):
         with pytest.raises(ConfigError, match="--speculation"):
             speculation_options(wrong)
+
+
+def test_a_draft_model_is_named_in_json_or_by_an_option() -> None:
+    expected = SpeculationOptions("draft_model", 3, model="m", revision="r")
+    named = {"model": "m", "num_speculative_tokens": 3, "revision": "r"}
+    assert speculation_options(named) == speculation_options(named | {"method": "draft_model"}) == expected
+    assert speculation_options("auto", "m", 3) == SpeculationOptions("draft_model", 3, model="m")
+    for value in ("off", named):
+        with pytest.raises(ConfigError, match="--draft-model other"):
+            speculation_options(value, "other")

@@ -56,13 +56,15 @@ TAKEN_FLAGS = """
 --moe-backend auto|--optimization-level 2|--performance-mode balanced
 --structured-outputs-config {"backend": "xgrammar"}|--additional-config {}|--disable-log-stats|--enable-log-requests
 --disable-log-requests|--aggregate-engine-logging|--shutdown-timeout 30|--api-server-count 4
+--speculative-model m --spec-tokens 4
+--speculative-config {"method": "draft_model", "model": "m", "num_speculative_tokens": 4, "max_model_len": 100}
 --speculative-config {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 -sc {"method": "suffix", "suffix_decoding_max_tree_depth": 24}
 --enable_chunked_prefill|--max_model_len 4096|--gpu_memory_utilization=0.5
 """
 REFUSED_FLAGS = """
 --default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "eagle"}|-sc {"method": "mtp"}
---speculative-model m|--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2
+--spec-method eagle|--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2
 --headless|--cpu-offload-gb 4|--distributed-executor-backend external_launcher|--tokenizer-mode mistral
 --load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
 --enable-prompt-embeds|--task transcription|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES

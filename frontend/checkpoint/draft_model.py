@@ -1,0 +1,119 @@
+"""The draft model of an engine: finds its checkpoint, and refuses one that cannot guess the tokens of the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.errors import ConfigError
+from ...ipc.spec.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
+from ...ipc.spec.config.engine_config import EngineConfig
+from ...ipc.spec.config.engine_spec import EngineSpec
+from ...ipc.spec.config.served_model import has_integer_products, served_model, with_floats
+from ...ipc.spec.config.speculation import DraftSpec, SpeculationOptions
+from ...ipc.spec.config.weight_files import weight_paths
+from ...ipc.spec.models.model_config import ModelConfig
+from .gguf.folder import add_tokenizer
+from .hub import find_checkpoint
+
+_OPTION = "--draft-model"
+
+
+def with_draft_model(spec: EngineSpec, spare: Path) -> EngineSpec:
+    """Return the spec with the draft model that its options name, if any. spare: as for `find_checkpoint`. ConfigError
+    if it is not found, or does not suit the model."""
+    options = spec.config.speculation_options
+    if options is None or options.model is None or spec.config.cores is not None:
+        return spec
+    folder = find_checkpoint(options.model, options.revision, _OPTION, spec.config, spare)
+    config = _config_of(spec.config, options)
+    model = served_model(config, folder)
+    what = f"{_OPTION} {options.model}"
+    _check_model(spec, model, what)
+    _check_tokens(Path(spec.tokenizer_folder), add_tokenizer(folder, spare), model.vocab_size, what)
+    has_integers = has_integer_products(config, model, spec.dtype, spec.device)
+    draft = DraftSpec(
+        folder=str(folder),
+        model=model if has_integers else with_floats(model),
+        has_integer_products=has_integers,
+        weights=checkpoint_digest(folder) if weight_paths(folder) else "",
+    )
+    return msgspec.structs.replace(spec, draft=draft)
+
+
+def _config_of(config: EngineConfig, options: SpeculationOptions) -> EngineConfig:
+    """Return the engine's options with those left out that are about its model's own files."""
+    return msgspec.structs.replace(
+        config, model=options.model, hf_overrides=None, quantization="none", language_model_only=True
+    )
+
+
+def _check_model(spec: EngineSpec, draft: ModelConfig, what: str) -> None:
+    """Raise ConfigError if the engine cannot run both models together."""
+    model, size = spec.model, spec.config.tensor_parallel_size
+    if not model.is_generative or model.has_state or model.cross is not None:
+        raise ConfigError(f"{what}: {model.architecture} takes no drafts: leave it out")
+    if not spec.kv_groups[0].is_full:
+        raise ConfigError(
+            f"{what}: {model.architecture} sees windows of {spec.kv_groups[0].window} tokens or fewer, and "
+            "the draft model's keys lie in the blocks of layers that see all tokens: leave it out"
+        )
+    is_plain = draft.is_generative and draft.implementation == "native" and draft.encoder is None
+    if not is_plain or draft.state is not None or draft.has_state or draft.cross is not None:
+        raise ConfigError(
+            f"{what}: {draft.architecture} cannot guess for another model, since it keeps states, takes media or runs "
+            "on transformers' layers: choose a decoder of text with attention alone"
+        )
+    longest = draft.num_learned_positions - draft.first_position
+    if draft.num_learned_positions and longest < spec.max_model_len:
+        raise ConfigError(
+            f"{what} has embeddings of {longest} positions, requests have up to {spec.max_model_len} tokens: "
+            f"give --max-model-len {longest} or another draft model"
+        )
+    if draft.num_heads % size or (draft.num_kv_heads % size and size % draft.num_kv_heads):
+        raise ConfigError(
+            f"{what}: its {draft.num_heads} attention heads and {draft.num_kv_heads} KV heads do not divide among "
+            f"--tensor-parallel-size {size}: choose another draft model"
+        )
+
+
+def _check_tokens(folder: Path, draft_folder: Path, vocab_size: int, what: str) -> None:
+    """Raise ConfigError if the models have different texts for a token. vocab_size: of the draft model."""
+    if tokenizer_digest(folder) == tokenizer_digest(draft_folder):
+        return
+    own, other = _texts(folder), _texts(draft_folder)
+    differing = sorted(
+        token_id
+        for token_id in own.keys() | other.keys()
+        if token_id < vocab_size and token_id in other and own.get(token_id) != other[token_id]
+    )
+    if differing:
+        first = differing[0]
+        raise ConfigError(
+            f"{what} has other tokens than the model: {len(differing)} of {len(other)} differ, the first is token "
+            f"{first}, {other[first]!r} in place of {own.get(first)!r}: choose a draft model with the same tokenizer"
+        )
+    if len(other) < len(own) // 2:
+        raise ConfigError(
+            f"{what} has {len(other)} tokens, the model has {len(own)}: choose a draft model with the same tokenizer"
+        )
+
+
+def _texts(folder: Path) -> dict[int, str]:
+    """Return the text of each token by its id."""
+    path = folder / "tokenizer.json"
+    try:
+        content = json.loads(path.read_bytes())
+        vocabulary: object = content["model"]["vocab"]
+        added = {each["id"]: each["content"] for each in content["added_tokens"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the tokens of {folder} cannot be compared with the draft model's: its tokenizer.json cannot be read "
+            f"({error!r}): save its tokenizer with transformers first"
+        ) from None
+    if isinstance(vocabulary, dict):
+        return {token_id: text for text, token_id in vocabulary.items()} | added
+    assert isinstance(vocabulary, list)
+    return {token_id: text for token_id, (text, *_) in enumerate(vocabulary)} | added

@@ -1,0 +1,211 @@
+"""Drafter: guesses the next tokens of rows with a small model, the draft model, after a step's tokens are sampled.
+
+    known tokens that the draft model lacks, and the last one → a token each → … until a row has its drafts
+
+Drafts cost time and change no answer. So nothing depends on the draft model's keys and values: where they are missing,
+as for a prompt that was computed while no drafts were wanted, they are computed when drafts are. They lie behind those
+of the model in the blocks of the first KV group, and are found again with them.
+
+A draft is drawn with the noise with which the model will draw the token at its place, so that both often agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....ipc.codec import encode_ids
+from ....ipc.errors import ProtocolError
+from ....ipc.messages.workers import DraftWork, SchedulerOutput
+from ...machine.arrays import F32, I32, I64, Bools, ids_of
+from ...machine.parallel import ParallelGroup
+from ...sampling.drafts import NO_DRAFT
+from ...sampling.sampler import Sampler
+from ...step.input_batch import InputBatch
+from ...step.model_step import Model, compute
+from ...step.runner_feature import BegunStep, RunnerFeature
+from ...step.step_inputs import GroupInputs, StepInputs
+from ...step.step_layout import StepLayout
+from .draft_blocks import DraftBlocks
+
+
+class _Pass(NamedTuple):
+    """Rows that the draft model computes together, and their tokens."""
+
+    rows: I32  # [n]
+    firsts: I64  # [n] position of each row's first token
+    counts: I32  # [n] tokens of each
+    token_ids: list[I32]  # of each row
+
+
+class Drafter(RunnerFeature):
+    """Owner of the drafts that were made last, by row, and of the record of which keys and values are there."""
+
+    orders = ("draft_limits",)
+
+    def __init__(
+        self,
+        model: Model,
+        caches: Sequence[Tensor],
+        batch: InputBatch,
+        group: ParallelGroup,
+        sampler: Sampler | None,
+        num_groups: int,
+        most_tokens: int,
+    ) -> None:
+        """caches: of each KV group of the draft model. num_groups: of the engine's model. most_tokens: that the draft
+        model computes after one step. sampler: of the first rank."""
+        self._model, self._caches, self._batch = model, caches, batch
+        self._group, self._sampler = group, sampler
+        self._most_tokens = most_tokens
+        self._columns = batch.columns
+        num_rows = len(self._columns.block_tables)
+        self._block_size = caches[0].shape[4]
+        self._blocks = DraftBlocks(len(caches[0]), num_rows, self._block_size, num_groups)
+        # By row: position of the first draft that was made last, and the drafts with keys and values.
+        self._guessed: dict[int, tuple[int, list[int]]] = {}
+
+    def update(self, step: SchedulerOutput) -> None:
+        for row in self._blocks.update(step):
+            self._guessed.pop(row, None)
+
+    def clear(self) -> None:
+        self._guessed.clear()
+        self._blocks.forget_rows()
+
+    def follow(self, step: SchedulerOutput, begun: BegunStep) -> None:
+        if not step.draft_limits:
+            return
+        begun.enter("draft")
+        start = time.monotonic()
+        rows, limits = _pairs(step.draft_limits).T
+        with torch.inference_mode():
+            begun.draft_work = self._draft(rows, limits.astype(np.int64), step.least_chance, start)
+
+    def _draft(self, rows: I32, limits: I64, least_chance: float, start: float) -> DraftWork:
+        """Make up to `limits` drafts of each row. A row that misses more than a step computes gets none yet."""
+        known = self._columns
+        ends = known.num_tokens[rows]
+        firsts = np.array([self._first_missing(row) for row in rows.tolist()], np.int64)
+        limits = np.minimum(limits, known.num_slots[rows] + 1 - ends)
+        before = np.cumsum(ends - firsts) - (ends - firsts)
+        counts = np.minimum(ends - firsts, self._most_tokens - before)
+        chosen = (limits > 0) & (counts > 0)
+        rows, firsts, ends = rows[chosen], firsts[chosen], ends[chosen]
+        limits, counts = limits[chosen], counts[chosen]
+        drafts: list[list[int]] = [[] for _ in rows]
+        chances: list[list[float]] = [[] for _ in rows]
+        is_complete = firsts + counts == ends
+        num_passes, work = 0, self._missing(rows, firsts, counts)
+        num_late = int(counts.sum()) - int(np.count_nonzero(is_complete))
+        products: F32 = np.ones(len(rows), np.float32)
+        open_rows = np.arange(len(rows))
+        while len(work.rows):
+            token_ids, found = self._compute(work)
+            num_passes += 1
+            if num_passes == 1:
+                self._note(rows, firsts, counts)
+                open_rows, token_ids, found = open_rows[is_complete], token_ids[is_complete], found[is_complete]
+            products[open_rows] *= found
+            goes_on: Bools = token_ids != NO_DRAFT
+            if self._group.size > 1:
+                token_ids, goes_on = self._agree(token_ids, goes_on & (products[open_rows] >= least_chance))
+            else:
+                goes_on &= products[open_rows] >= least_chance
+            for index, token_id, chance in zip(
+                open_rows[goes_on].tolist(), token_ids[goes_on].tolist(), found[goes_on].tolist(), strict=True
+            ):
+                drafts[index].append(token_id)
+                chances[index].append(chance)
+            goes_on &= limits[open_rows] > num_passes
+            open_rows, token_ids = open_rows[goes_on], token_ids[goes_on]
+            ones = np.ones(len(open_rows), np.int32)
+            work = _Pass(rows[open_rows], ends[open_rows] + num_passes - 1, ones, list(token_ids[:, None]))
+        for row, end, made in zip(rows.tolist(), ends.tolist(), drafts, strict=True):
+            self._guessed[row] = end, made[:-1]  # the last was not computed
+        frames = [(row, len(made), *made) for row, made in zip(rows.tolist(), drafts, strict=True) if made]
+        return DraftWork(
+            drafts=b"".join(map(encode_ids, frames)),
+            chances=np.array([each for made in chances for each in made], np.float32).tobytes(),
+            num_passes=num_passes,
+            num_late_tokens=num_late,
+            duration_s=time.monotonic() - start,
+        )
+
+    def _first_missing(self, row: int) -> int:
+        """Return the position of a row's first known token that the draft model has to compute: at most its last."""
+        known = self._columns
+        end = int(known.num_tokens[row])
+        first = self._blocks.num_valid(row, known.block_tables[row], end - 1)
+        start, made = self._guessed.pop(row, (0, []))
+        if first == start:  # the drafts that were right are computed
+            came = known.token_ids[row, start : min(start + len(made), end - 1)].tolist()
+            pairs = zip(made, came, strict=False)
+            first += next((i for i, (draft, token) in enumerate(pairs) if draft != token), len(came))
+        return first
+
+    def _missing(self, rows: I32, firsts: I64, counts: I32 | I64) -> _Pass:
+        spans = zip(rows.tolist(), firsts.tolist(), counts.tolist(), strict=True)
+        token_ids = [self._columns.token_ids[row, first : first + count] for row, first, count in spans]
+        return _Pass(rows, firsts, counts.astype(np.int32), token_ids)
+
+    def _note(self, rows: I32, firsts: I64, counts: I32 | I64) -> None:
+        """Record that known tokens have keys and values now."""
+        for row, end in zip(rows.tolist(), (firsts + counts).tolist(), strict=True):
+            self._blocks.note(row, self._columns.block_tables[row], end)
+
+    def _compute(self, work: _Pass) -> tuple[I64, F32]:
+        """Compute tokens and draw the one after each row's last. Return the drawn tokens [n], and how likely each is by
+        the draft model [n]; on ranks but the first, tokens that are not used."""
+        no_rows = np.zeros(len(work.rows), np.int32)
+        layout = StepLayout.of(work.rows, work.counts, no_rows == 0, no_rows)
+        places = layout.message_order  # of the rows, in compute order
+        if places is None:
+            places = np.arange(len(no_rows))
+        order = np.argsort(places)
+        firsts = work.firsts[order]
+        token_rows, positions = layout.tokens(firsts)
+        ends = firsts + layout.counts
+        tables = self._columns.block_tables[layout.rows, : -(-int(ends.max()) // self._block_size)]
+        blocks = positions // self._block_size
+        slots = (self._columns.block_tables[token_rows, blocks] - blocks) * self._block_size + positions
+        sampled = work.firsts + work.counts
+        inputs = StepInputs(
+            rows=layout.rows,
+            token_ids=np.concatenate([work.token_ids[index] for index in order.tolist()]).astype(np.int32),
+            positions=positions,
+            query_starts=layout.query_starts,
+            seq_lens=ends.astype(np.int32),
+            groups=[GroupInputs(slots, tables)] * len(self._caches),
+            num_decode_rows=layout.num_decode_rows,
+            sampled_rows=work.rows,
+            sampled_positions=sampled,
+            sampled_tokens=layout.last_tokens[places],
+        )
+        _, logits = compute(self._model, inputs, self._caches, keeps_state=False)
+        if self._group.rank:
+            return np.zeros(len(work.rows), np.int64), np.zeros(len(work.rows), np.float32)
+        logits = logits[:, : self._batch.vocab_size]
+        assert self._sampler is not None, "the first rank samples"
+        token_ids = self._sampler.sample(logits, self._columns.sampling.take(work.rows), sampled)
+        drawn = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0]
+        chances: F32 = (drawn - logits.logsumexp(1)).exp().cpu().numpy()
+        return token_ids, chances
+
+    def _agree(self, token_ids: I64, goes_on: Bools) -> tuple[I64, Bools]:
+        """Return the first rank's tokens, and which rows go on there."""
+        shared = torch.from_numpy(np.where(goes_on, token_ids, NO_DRAFT)).to(self._caches[0].device)
+        token_ids = self._group.broadcast(shared).cpu().numpy()
+        return token_ids, token_ids != NO_DRAFT
+
+
+def _pairs(frame: bytes) -> I32:
+    numbers = ids_of(frame)
+    if len(numbers) % 2:
+        raise ProtocolError(f"draft_limits holds {len(numbers)} numbers, which make no pairs")
+    return numbers.reshape(-1, 2)
