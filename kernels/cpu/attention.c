@@ -133,7 +133,7 @@ static void score_keys(Task *t, int64_t at, int64_t head_dim) {
     }
     for (int64_t row = 0; row < t->num_rows; row++)
         for (int64_t i = at; i < at + SCORED; i += 16) store_floats(t->scores[row] + i, zero16());
-    multiply_near(t->scores[0] + at, CHUNK, t->wide_queries[0], HEAD_STRIDE, LINE, t->num_rows, tiles, num_lines);
+    multiply_near(t->scores[0] + at, CHUNK, t->wide_queries[0], HEAD_STRIDE, LINE, t->num_rows, tiles, num_lines, NULL);
 }
 
 #endif
@@ -277,7 +277,7 @@ INLINE void add_all_values(Task *t, int64_t count, const int64_t head_dim, const
             fetch_next(&t->next), fetch_next(&t->next);
             pack_values(t, tiles + i / LINE * 2 * TILE + i % LINE * 16, i, count, d, head_dim - d, kind);
         }
-        multiply_near(t->values[0] + d, HEAD_STRIDE, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
+        multiply_near(t->values[0] + d, HEAD_STRIDE, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines, NULL);
     }
 }
 

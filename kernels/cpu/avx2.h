@@ -32,16 +32,20 @@ INLINE void accumulate(__m256 *sum, __m256 a, __m256 b) {
 }
 
 /* sums += x @ weight for `count` rows and `num_tiles` tiles of a pair. Prefetches weights into the L2 cache `ahead`
- * bytes before use. Every call passes constants for const parameters. */
+ * bytes before use, and into the L1 cache the rows at `upcoming`, which lie there as x's do, unless it is NULL. Every
+ * call passes constants for const parameters. */
 INLINE void multiply_held(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
                           int64_t line_stride, const element *weight, int64_t num_lines, const int count,
-                          const int num_tiles, const int ahead) {
+                          const int num_tiles, const int ahead, const char *upcoming) {
     const int num_parts = 2 * num_tiles; /* of 8 outputs */
     __m256 s[HELD_ROWS][4], w[4];
     for (int row = 0; row < count; row++)
         for (int i = 0; i < num_parts; i++) s[row][i] = _mm256_load_ps(sums + row * sums_stride + 8 * i);
     for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE, x += line_stride) {
         const element *at = weight;
+        if (upcoming != NULL)
+            for (int row = 0; row < count; row++)
+                _mm_prefetch(upcoming + (line * line_stride + row * row_stride) * (int64_t)sizeof *x, _MM_HINT_T0);
 #pragma GCC unroll 2
         for (const float *input = x; input < x + LINE; at += TILE / 16) {
             if (ahead) _mm_prefetch((const char *)at + ahead, _MM_HINT_T1);
@@ -68,10 +72,10 @@ INLINE void multiply_held(float *sums, const int64_t sums_stride, const float *x
 /* Multiplies one tile of each pair, for any count up to HELD_ROWS. */
 INLINE void multiply_tile(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
                           int64_t line_stride, const element *weight, int64_t num_lines, int64_t count,
-                          const int ahead) {
+                          const int ahead, const char *upcoming) {
 #define HELD(rows)                                                                                                     \
     if (count == rows)                                                                                                 \
-        multiply_held(sums, sums_stride, x, row_stride, line_stride, weight, num_lines, rows, 1, ahead)
+        multiply_held(sums, sums_stride, x, row_stride, line_stride, weight, num_lines, rows, 1, ahead, upcoming)
     HELD(1);
     HELD(2);
     HELD(3);
@@ -82,22 +86,24 @@ INLINE void multiply_tile(float *sums, const int64_t sums_stride, const float *x
 }
 
 /* Multiplies rows [0, num_rows) by a pair of tiles: weight [num_lines][2 tiles]. Input i of a row is
- * x[i / LINE * line_stride + row * row_stride + i % LINE]. */
+ * x[i / LINE * line_stride + row * row_stride + i % LINE]. upcoming: as of multiply_held, for all rows. */
 INLINE void multiply_near(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
-                          int64_t line_stride, int64_t num_rows, const element *weight, int64_t num_lines) {
+                          int64_t line_stride, int64_t num_rows, const element *weight, int64_t num_lines,
+                          const char *upcoming) {
     int64_t num_pieces = divide_up(num_rows, HELD_ROWS);
     for (int64_t piece = 0, row = 0, end; piece < num_pieces; piece++, row = end) {
         end = num_rows * (piece + 1) / num_pieces;
         float *to = sums + row * sums_stride;
         const float *from = x + row * row_stride;
         if (end - row == 1)
-            multiply_held(to, sums_stride, from, row_stride, line_stride, weight, num_lines, 1, 2, 0);
+            multiply_held(to, sums_stride, from, row_stride, line_stride, weight, num_lines, 1, 2, 0, NULL);
         else if (end - row == 2)
-            multiply_held(to, sums_stride, from, row_stride, line_stride, weight, num_lines, 2, 2, 0);
+            multiply_held(to, sums_stride, from, row_stride, line_stride, weight, num_lines, 2, 2, 0, NULL);
         else
             for (int side = 0; side < 2; side++)
                 multiply_tile(to + side * 16, sums_stride, from, row_stride, line_stride, weight + side * TILE,
-                              num_lines, end - row, 0);
+                              num_lines, end - row, 0,
+                              upcoming == NULL || side ? NULL : upcoming + row * row_stride * (int64_t)sizeof *x);
     }
 }
 

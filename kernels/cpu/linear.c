@@ -238,12 +238,14 @@ INLINE void make_line(const Elements *elements, int64_t num_lines, int64_t line)
         unpack_codes(line_of(elements, line), elements->codes, elements->pair, num_lines, line);
 }
 
-/* x: the first group's lines, then the second group's. Rows of the block `before` are written at the same time, as
- * tiles and vectors use different execution units; so is the next line of codes unpacked. */
+/* x: the first group's lines, then the second group's. is_near: whether another block has just been multiplied by the
+ * elements. Rows of the block `before` are written at the same time, as tiles and vectors use different execution units;
+ * so is the next line of codes unpacked. */
 static void multiply(Block *block, const operand *x, const Elements *elements, int64_t num_lines, int64_t num_rows,
-                     Ahead *ahead, Block *before) {
+                     Ahead *ahead, bool is_near, Block *before) {
     int64_t rows_per_line = divide_up(before->num_rows, num_lines);
     const element *lower = x + GROUP_ROWS * num_lines * LINE;
+    (void)is_near;
     make_line(elements, num_lines, 0);
     _tile_zero(0);
     _tile_zero(1);
@@ -295,11 +297,11 @@ static void multiply(Block *block, const operand *x, const Elements *elements, i
 /* While the rows are multiplied by some lines of the weight, the first group's passes prefetch the next ones. Two groups
  * take so long that memory would be idle: the second one's passes prefetch the keys and values of the next attention. */
 static void multiply(Block *block, const operand *x, const Elements *elements, int64_t num_lines, int64_t num_rows,
-                     Ahead *ahead, Block *before) {
+                     Ahead *ahead, bool is_near, Block *before) {
     const element *weight = elements->lines;
     int64_t upper = min64(num_rows, GROUP_ROWS), lower = num_rows - upper;
     int64_t num_fetches = num_rows < PREFETCHED_ROWS ? 0 : num_rows <= HELD_ROWS ? 2 : 1;
-    (void)ahead;
+    (void)ahead, (void)is_near;
     if (before->expansion.num_runs) /* which takes so long that the prefetcher of the processor would lag behind */
         for (int64_t i = 0; i < FETCHED_LINES; i++) _mm_prefetch((const char *)(weight + i * LINE), _MM_HINT_T0);
     finish_rows(before, BLOCK_ROWS);
@@ -326,11 +328,21 @@ INLINE void multiply_far(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t he
                          int64_t num_lines, int64_t count) {
     for (int64_t tile = 0; tile < 2 * num_lines; tile++)
         multiply_tile(sums[0] + tile % 2 * 16, PAIR_OUTPUTS, x + tile / 2 * height * LINE, LINE, 0,
-                      weight + tile * TILE, 1, count, AHEAD_BYTES);
+                      weight + tile * TILE, 1, count, AHEAD_BYTES, NULL);
+}
+
+/* Returns the address of the operands that follow those of some lines and the group that begins with row `first`: of the
+ * next group, else of the first group's next lines, else of the next block. NULL: one group stays in the L1 cache. */
+INLINE const char *operands_after(const operand *x, int64_t num_lines, int64_t num_rows, int64_t line, int64_t first) {
+    int64_t height = min64(GROUP_ROWS, num_rows - first);
+    if (num_rows <= GROUP_ROWS) return NULL;
+    if (first + height < num_rows) return (const char *)(x + ((first + height) * num_lines + line * height) * LINE);
+    if (line + CACHED_LINES >= num_lines) return (const char *)(x + num_rows * num_lines * LINE);
+    return (const char *)(x + (line + CACHED_LINES) * GROUP_ROWS * LINE);
 }
 
 static void multiply(Block *block, const operand *x, const Elements *elements, int64_t num_lines, int64_t num_rows,
-                     Ahead *ahead, Block *before) {
+                     Ahead *ahead, bool is_near, Block *before) {
     const element *weight = elements->lines;
     (void)ahead;
     finish_rows(before, BLOCK_ROWS);
@@ -340,10 +352,10 @@ static void multiply(Block *block, const operand *x, const Elements *elements, i
         for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
             int64_t height = min64(GROUP_ROWS, num_rows - first), count = min64(CACHED_LINES, num_lines - line);
             const operand *group = x + (first * num_lines + line * height) * LINE;
-            int64_t far = first ? 0 : height / divide_up(height, HELD_ROWS);
+            int64_t far = first || is_near ? 0 : height / divide_up(height, HELD_ROWS);
             multiply_far(block->sums + first, group, height, weight, count, far);
             multiply_near(block->sums[first + far], PAIR_OUTPUTS, group + far * LINE, LINE, height * LINE,
-                          height - far, weight, count);
+                          height - far, weight, count, operands_after(x, num_lines, num_rows, line, first));
         }
     }
 }
@@ -423,7 +435,7 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
                 else
 #endif
                     multiply(block, operands + (row - start) * product->x.stride, &elements, w->num_lines, count,
-                             &ahead, before);
+                             &ahead, row > start, before);
                 elements.codes = NULL; /* its lines are there */
                 Block *other = before;
                 before = block;
