@@ -11,7 +11,7 @@ from .engines import is_address
 
 BENCHMARKS = {  # description by name; each is scripts/bench/cases/NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
-    "pooling": "embeddings and scores of many texts; beside sentence-transformers",
+    "pooling": "embeddings and scores of many texts; beside sentence-transformers and onnxruntime",
     "latency": "one request alone: time to the first token and between tokens",
     "mixed": "a prompt with a cached prefix; a long prompt beside decoding requests",
     "flex": "a batch of the flex class beside random arrivals, and alone",

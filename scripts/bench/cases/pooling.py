@@ -1,23 +1,28 @@
 """Measure embeddings and scores: N texts of mixed length, all in one call; texts and tokens in each second.
 
     engine-launch bench pooling ./all-MiniLM-L6-v2 --texts 1000 --with-sentence-transformers
+    engine-launch bench pooling ./all-MiniLM-L6-v2 --texts 1000 --with-sentence-transformers --with-onnxruntime
     engine-launch bench pooling ./reranker --scores --texts 200
 
 The lengths of the texts are those of sentences and paragraphs: a lognormal draw of words, the same in each round. The
 words are drawn anew, so that no prefix is cached. With --with-sentence-transformers the texts go to that library in
 this process as well, in turn with the engine (A B A B), with as many threads. The ratio is the median of the rounds'
-ratios; the largest difference of a number is reported, too. All flags of engine-launch are taken.
+ratios; the largest difference of a number is reported, too. --with-onnxruntime adds the same library with the
+transformer as an ONNX graph (onnx_encoder.py), as its backend "onnx" has it, in the same rounds. All flags of
+engine-launch are taken.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tokenloom import LLM
+from tokenloom.scripts.bench.onnx_encoder import compute_with_onnxruntime
 from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
@@ -58,12 +63,16 @@ class Engine:
         return [each.outputs.embedding for each in vectors]
 
 
-def sentence_transformers_peer(folder: str, has_scores: bool, threads: int, batch_size: int) -> Call:
-    """Return the function by which sentence-transformers makes the same results."""
+def sentence_transformers_peer(
+    folder: str, has_scores: bool, threads: int, batch_size: int, is_onnx: bool = False
+) -> Call:
+    """Return the function by which sentence-transformers makes the same results, over onnxruntime if `is_onnx`."""
     library: Any = importlib.import_module("sentence_transformers")
     importlib.import_module("torch").set_num_threads(threads)
     if has_scores:
         reranker = library.CrossEncoder(folder, device="cpu")
+        if is_onnx:
+            compute_with_onnxruntime(reranker.model, threads)
 
         def score(texts: list[str]) -> Results:
             pairs = [(QUERY, text) for text in texts]
@@ -71,6 +80,8 @@ def sentence_transformers_peer(folder: str, has_scores: bool, threads: int, batc
 
         return score
     model = library.SentenceTransformer(folder, device="cpu")
+    if is_onnx:
+        compute_with_onnxruntime(model[0].auto_model, threads)
 
     def embed(texts: list[str]) -> Results:
         found: Results = model.encode(texts, batch_size=batch_size, show_progress_bar=False).tolist()
@@ -94,29 +105,33 @@ def measure(setup: Setup) -> None:
     llm = setup.stack.enter_context(LLM(setup.folder, **setup.options))
     engine = Engine(llm, asked.scores)
     texts = Texts(asked.texts, asked.words)
-    peer = None
-    if asked.with_sentence_transformers:
-        threads = num_cpu_threads(asked.num_threads if "num_threads" in setup.options else None, 1)
-        peer = sentence_transformers_peer(str(setup.folder), asked.scores, threads, asked.batch_size)
-    for call in filter(None, (engine, peer)):
+    peers: dict[str, Call] = {}
+    threads = num_cpu_threads(asked.num_threads if "num_threads" in setup.options else None, 1)
+    asked_peers = {"sentence-transformers": asked.with_sentence_transformers, "onnxruntime": asked.with_onnxruntime}
+    for name in [name for name, is_asked in asked_peers.items() if is_asked]:
+        is_onnx = name == "onnxruntime"
+        peers[name] = sentence_transformers_peer(str(setup.folder), asked.scores, threads, asked.batch_size, is_onnx)
+    for call in (engine, *peers.values()):
         call(texts.of_round(0)[: max(asked.texts // 8, 1)])  # warm up
     ours: list[float] = []
-    ratios: list[float] = []
+    ratios: dict[str, list[float]] = {name: [] for name in peers}
     worst = 0.0
     for number in range(1, asked.rounds + 1):
         chosen = texts.of_round(number)
         seconds, found = timed(engine, chosen)
         ours.append(seconds)
-        if peer is not None:
+        for name, peer in peers.items():
             their_seconds, theirs = timed(peer, chosen)
-            ratios.append(their_seconds / seconds)
+            ratios[name].append(their_seconds / seconds)
             worst = max(worst, largest_difference(found, theirs))
     seconds = median(ours)
     num_texts = asked.texts
     report.add(texts_per_s=num_texts / seconds, tokens_per_s=engine.num_tokens / seconds)
-    if peer is not None:
-        report.note("throughput relative to sentence-transformers", median(ratios))
+    for name, found_ratios in ratios.items():
+        report.note(f"throughput relative to {name}", median(found_ratios))
+    if peers:
         report.note("largest difference of a number", worst)
+        report.note("load of the machine", os.getloadavg()[0])
 
 
 OPTIONS = {
@@ -124,6 +139,7 @@ OPTIONS = {
     "--words": (16, "median words of a text"),
     "--scores": (False, "score pairs of a query and each text, of a reranker"),
     "--with-sentence-transformers": (False, "compare with that library, which must be installed"),
+    "--with-onnxruntime": (False, "compare with that library over onnxruntime; onnx must be installed, too"),
     "--batch-size": (32, "batch size of sentence-transformers"),
 }
 CASE = Case("pooling", measure, OPTIONS, rounds=3)
