@@ -17,10 +17,11 @@ from typing import TypeVar
 
 from ...ipc.errors import InternalError, StorageFull, TokenloomError
 from ...ipc.process.descriptors import check_free
-from ...ipc.shortages.failure import failure_of, shortage_of
+from ...ipc.shortages.failure import shortage_of
 from ...ipc.shortages.threads import Threads
 from ...ipc.spec.config.engine_spec import EngineSpec
 from .clock import StateClock
+from .failures import state_failure
 from .room import ROW_SPARE_BYTES, check_room
 from .schema import FILE, TABLES, VERSION
 
@@ -44,6 +45,7 @@ class Database:
         self._is_durable = is_durable
         self._thread = Threads(1, "state")
         self._connection: sqlite3.Connection | None = None  # used only by the thread
+        self._identity = (0, 0)  # device and inode of the file that is open
 
     @classmethod
     def of_engine(cls, spec: EngineSpec) -> Database:
@@ -95,7 +97,9 @@ class Database:
             if self._connection is None:
                 self._connection = self._connect()
             connection = self._connection
-            if self._is_durable:  # in WAL mode one sync of the log covers the earlier commits, too
+            if self._is_durable:
+                self._check_place()
+                # in WAL mode one sync of the log covers the earlier commits, too
                 connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
             with connection:
                 connection.execute(f"BEGIN {kind}")
@@ -121,7 +125,8 @@ class Database:
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 self.clock.begin(connection)
-        except sqlite3.Error:
+            self._identity = self._place()
+        except (sqlite3.Error, TokenloomError):
             connection.close()  # the next call connects again and creates the missing tables
             raise
         return connection
@@ -137,6 +142,8 @@ class Database:
                 cause = MemoryError()
             case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN:
                 cause = self._shortage() or error
+        if isinstance(cause, OSError):
+            return state_failure(cause, self._subject)
         return shortage_of(cause, self._subject) or InternalError(f"{self._subject}: {error}")
 
     def _check_room(self) -> None:
@@ -144,7 +151,24 @@ class Database:
         try:
             check_room(self.path.parent, ROW_SPARE_BYTES)
         except OSError as error:
-            raise failure_of(error, self._subject) from None
+            raise state_failure(error, self._subject) from None
+
+    def _place(self) -> tuple[int, int]:
+        """Return the device and the inode of the file that has the database's name now."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise state_failure(error, self._subject) from None
+        return found.st_dev, found.st_ino
+
+    def _check_place(self) -> None:
+        """Raise InternalError if the file is not the one that is open: what SQLite would write there, nobody would find
+        again."""
+        if self._place() != self._identity:
+            raise InternalError(
+                f"{self._subject}: another file has taken its place: stop the engine, put the folder back as it was, "
+                "and start it again"
+            )
 
     def _shortage(self) -> OSError | None:
         """Return an OSError if SQLite's files now lack descriptors or disk space, otherwise None."""

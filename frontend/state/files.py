@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ...ipc.errors import RequestError, TokenloomError
-from ...ipc.shortages.failure import failure_of
 from ...ipc.shortages.threads import Threads
 from .contents import FileReader, PartFile, file_names, remove, take_leftover
 from .database import Database
+from .failures import state_failure
 from .room import ROW_SPARE_BYTES, UPLOAD_SPARE_BYTES
 
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class Files:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except OSError as error:
-            raise failure_of(error, f"a file cannot be kept in {self._folder}") from None
+            raise state_failure(error, f"the folder {self._folder} cannot be used") from None
 
     def close(self) -> None:
         """Wait for the threads' work and end them."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tokenloom.frontend.state.database import Database
+from tokenloom.frontend.state.failures import MENDS, state_failure
 from tokenloom.frontend.state.schema import FILE
+from tokenloom.ipc.errors import InternalError
 
 
 def note(database: sqlite3.Connection) -> None:
@@ -43,6 +48,37 @@ def test_an_error_in_the_work_undoes_it_and_passes(database: Database) -> None:
         return await database.read(num_notes)
 
     assert asyncio.run(work()) == 1
+
+
+def test_nothing_is_written_to_a_database_that_nobody_would_find_again(tmp_path: Path) -> None:
+    folder, away = tmp_path / "state", tmp_path / "away"
+    folder.mkdir()
+
+    async def work(database: Database) -> int:
+        await database.do(note)
+        folder.rename(away)
+        for call in (database.do(note), database.read(num_notes)):
+            with pytest.raises(
+                InternalError, match=f"{folder}/.*: No such file or directory: put it back as it was, or"
+            ):
+                await call
+        folder.mkdir()
+        (folder / FILE).touch()
+        with pytest.raises(InternalError, match="another file has taken its place: stop the engine, put the folder"):
+            await database.do(note)
+        shutil.rmtree(folder)
+        away.rename(folder)
+        await database.do(note)
+        return await database.read(num_notes)
+
+    with closing(Database(folder / FILE, is_durable=True)) as database:
+        assert asyncio.run(work(database)) == 2
+
+
+@pytest.mark.parametrize("number", MENDS)
+def test_a_failure_of_the_folder_names_the_cause_and_the_mend(number: int) -> None:
+    error = state_failure(OSError(number, os.strerror(number)), "the folder x cannot be used")
+    assert str(error) == f"the folder x cannot be used: {os.strerror(number)}: {MENDS[number]}"
 
 
 def test_a_decision_and_its_change_are_one_transaction_of_all_processes(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_frontend_takes_over_its_predecessors_responses_and_a_share_of_those_w
 
 def test_an_error_names_the_file_that_cannot_be_written(tmp_path: Path) -> None:
     store = new_store(tmp_path / "missing")
-    with pytest.raises(InternalError, match=r"missing/state\.sqlite: unable to open"):
+    with pytest.raises(InternalError, match=r"missing/state\.sqlite: No such file .*: put it back"):
         run(store, store.add(done("a")))
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from starlette.types import ASGIApp
 
 from .....ipc.errors import TokenloomError
+from .....ipc.process.log import is_worth_a_line
 from ....state.batches.lines import LineTokens, OpenLine
 from ....state.batches.store import Batches, LineOutcome, StoredBatch
 from ...metrics.batch_metrics import BatchMetrics
@@ -94,11 +95,14 @@ class BatchRunner:
 
     async def _persist(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `work`; try again as long as the database fails."""
+        num_failures = 0
         while True:
             try:
                 return await work()
             except TokenloomError as error:
-                logger.warning("batches pause for %g s: %s", self._limits.retry_s, error)
+                num_failures += 1
+                if is_worth_a_line(num_failures):
+                    logger.warning("batches pause, and are tried again every %g s: %s", self._limits.retry_s, error)
             except Exception:
                 logger.exception("batches pause for %g s", self._limits.retry_s)
             self._must_look = True
