@@ -3,9 +3,13 @@
 The class is for work that nobody waits for. It comes last in order, and gives way to every other request
 (scheduling/preemption.py). This feature bounds its tokens in a step:
 
-    others run   a share of the step, in which each row of another request counts as one token
-    none runs    all rows decode; prompts take only so many tokens that a step ends soon, since a request of another
-                 class may come during it, and would wait for its end: very soon if one has come lately
+    others run        a share of the step, in which each row of another request counts as one token
+    one has lately    so many tokens, of decoding rows and prompts, that the step ends very soon, since another request
+                      that comes during it waits for its end
+    none has          all rows decode; prompts take only so many tokens that the step ends soon
+
+While the class runs alone, the next step is made when the one in flight has ended, so that another request waits for
+one step and not for two. Where steps are short nobody notices the second, and it is made ahead as usual.
 
 Admission ends at the first request for which no tokens are left: all after it in order are of the class, too.
 """
@@ -17,13 +21,16 @@ from collections.abc import Callable
 
 from ..request import Ids, Request
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.step.batch import Batch
 from ..scheduling.step_feature import StepFeature, StepPlan
 
 LEAST_TOKENS = 2  # of a step; one token of a prompt would be taken for a decoding row
 STEP_S = 0.25  # of the prompts in a step, while no other request runs
-SOON_S = 0.05  # the same, if one has come within LATELY_S: shorter steps compute a tenth less
-LATELY_S = 30.0
 LEAST_ALONE = 128  # tokens of prompts in such a step: smaller chunks are inefficient
+LONG_STEP_S = 0.1  # after such a step the gap to the next one does not count
+LATELY_S = 30.0  # since another request ran
+SOON_S = 0.02  # of a step, then
+SLOWER = 1.5  # or so many times as long as a step of the fewest rows: a large model has no shorter one
 NO_BOUND = 1 << 30
 
 
@@ -32,10 +39,10 @@ class Flex(StepFeature):
 
     def __init__(self, scheduler: Scheduler, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         """share: of the tokens of a step, while other requests run; 1: no bound. clock: seconds."""
-        self._rows, self._waiting = scheduler.rows, scheduler.waiting
+        self._rows, self._waiting, self._ledger = scheduler.rows, scheduler.waiting, scheduler.ledger
         self._throttle = scheduler.prefill_throttle
         self._share, self._clock = share, clock
-        self._other_at = -LATELY_S  # time at which the last request of another class came
+        self._other_at = -LATELY_S  # time at which a request of another class came or ran last
         self._left: int | None = None  # tokens of the next step that the class may still have; None: not known yet
         self._num_held = 0  # running requests of the class without a token in the next step
         self._admitted: Request | None = None  # the last one of the class that was admitted
@@ -44,16 +51,32 @@ class Flex(StepFeature):
     def _num_others(self) -> int:
         return self._rows.num_active - self._rows.num_flex
 
+    @property
+    def _is_lately(self) -> bool:
+        """Whether the class runs alone, and has not for long."""
+        return not self._num_others and self._clock() - self._other_at <= LATELY_S
+
     def arrive(self, request: Request) -> None:
         if not request.is_flex:
             self._other_at = self._clock()
 
+    def delays_step(self) -> bool:
+        if self._share == 1 or self._num_others or not self._rows.num_flex or self._waiting.num_ready_others:
+            return False
+        return self._is_lately or self._takes_long(self._ledger.entries[-1].batch)
+
+    def _takes_long(self, batch: Batch) -> bool:
+        seconds = self._throttle.seconds(batch.num_tokens - batch.num_prompt_tokens, batch.num_prompt_tokens)
+        return seconds is not None and seconds >= LONG_STEP_S
+
     def limit(self, ahead: Ids) -> None:
         self._num_held = 0
+        if self._num_others:
+            self._other_at = self._clock()
         if not self._rows.num_flex:
             return
         self._left = self._bound()
-        are_alone = not self._num_others
+        are_alone = not (self._num_others or self._is_lately)
         running = [request for request in self._rows.requests() if request.is_flex]
         for request in sorted(running, key=lambda each: each.sort_key):
             wanted = int(ahead[request.row])
@@ -67,24 +90,27 @@ class Flex(StepFeature):
             self._left -= given
 
     def _bound(self) -> int:
-        """Return how many tokens of a step the class may have; while no other request runs, how many of prompts."""
+        """Return how many tokens of a step the class may have; if it runs alone for long, how many of prompts."""
         if self._share == 1:
             return NO_BOUND
         if num_others := self._num_others:
             return max(int(num_others * self._share / (1 - self._share)), LEAST_TOKENS)
-        is_alone_for_long = self._clock() - self._other_at > LATELY_S
-        affordable = self._throttle.tokens_within(STEP_S if is_alone_for_long else SOON_S)
-        return NO_BOUND if affordable is None else max(affordable, LEAST_ALONE)
+        if self._is_lately:
+            affordable, least = self._throttle.tokens_of_step(SOON_S, SLOWER), LEAST_TOKENS
+        else:
+            affordable, least = self._throttle.tokens_within(STEP_S), LEAST_ALONE
+        return NO_BOUND if affordable is None else max(affordable, least)
 
     def _rest(self) -> int:
         """Return how many tokens are left of the next step. If `limit` was not asked, each row decodes again."""
         if self._left is None:
-            num_decodes = self._rows.num_flex if self._num_others else 0
-            self._left = self._bound() - num_decodes
+            self._left = self._bound()
+            if self._num_others or self._is_lately:
+                self._left -= self._rows.num_flex
         return self._left
 
     def num_later(self) -> int:
-        return self._num_held + self._waiting.num_flex if self._num_others else 0
+        return self._num_held + (self._waiting.num_flex if self._num_others else 0)
 
     def closes(self, request: Request) -> bool:
         return request.is_flex and self._rest() < LEAST_TOKENS

@@ -71,6 +71,23 @@ class PrefillThrottle:
         unknown."""
         return None if self._prompt_token_s is None else int(seconds / self._prompt_token_s)
 
+    def tokens_of_step(self, seconds: float, times: float) -> int | None:
+        """Estimate how many tokens, of decoding rows or prompts, a step computes in `seconds`, or in `times` a step of
+        the fewest rows if that is longer; None if any number does, or the costs are unknown. For a size of batch that
+        takes longer, time is taken to grow with its rows."""
+        bounds: list[int] = []
+        if self._decode_step_s:
+            shortest_s = self._decode_step_s[min(self._decode_step_s)]
+            seconds = max(seconds, times * shortest_s)
+            slower = min((size for size, step_s in self._decode_step_s.items() if step_s > seconds), default=None)
+            if slower is not None:
+                fits = max((size for size in self._decode_step_s if size < slower), default=0)
+                by_time = int((1 << slower - 1) * seconds / self._decode_step_s[slower])
+                bounds.append(max((1 << fits) - 1, by_time))
+        if self._prompt_token_s is not None:
+            bounds.append(int(seconds / self._prompt_token_s))
+        return min(bounds, default=None)
+
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Return how many of the `budget` tokens that `num_decodes` decoding rows leave may go to `num_prompts` prompts
         in the next step: all in a burst, for its last prompts, or while the costs are unknown; else at least

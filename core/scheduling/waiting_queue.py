@@ -46,6 +46,13 @@ class WaitingQueue:
         """Number of requests of the flex class without a WaitReason."""
         return self.num_flex - sum(request.is_flex for request in self._blocked)
 
+    @property
+    def num_ready_others(self) -> int:
+        """Number of requests of other classes without a WaitReason."""
+        if len(self) == self.num_flex:
+            return 0
+        return len(self) - len(self._blocked) - self.num_ready_flex
+
     def __iter__(self) -> Iterator[Request]:
         """Iterate over all waiting requests, in no particular order."""
         queued = (request for _, _, request in self._heap if request.state is State.WAITING)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tokenloom.core.features.flex import LATELY_S, LEAST_ALONE, LEAST_TOKENS, SOON_S, STEP_S, Flex
+from tokenloom.core.features.flex import LATELY_S, LEAST_ALONE, LEAST_TOKENS, LONG_STEP_S, SOON_S, STEP_S, Flex
 from tokenloom.core.request import Request
 from tokenloom.tests.core.harness import Harness, prompt_of
 from tokenloom.tests.support.today import seeds
@@ -147,13 +148,18 @@ def test_without_others_all_rows_decode_and_prompts_fill_a_step_that_ends_soon()
     harness.run_to_the_end()
 
 
+def of_clock(harness: Harness, clock: Callable[[], float]) -> None:
+    (flex,) = (each for each in harness.core.features.in_order if isinstance(each, Flex))
+    flex._clock = clock
+
+
 def test_steps_end_sooner_for_a_while_after_another_request() -> None:
     harness = Harness(400, max_num_seqs=16, steps_in_flight=1, max_num_batched_tokens=800)
-    (flex,) = (each for each in harness.core.features.in_order if isinstance(each, Flex))
     now = 100.0
-    flex._clock = lambda: now
-    harness.core.scheduler.prefill_throttle._prompt_token_s = SOON_S / 150
-    for number, most in enumerate((150, 150, 750)):
+    of_clock(harness, lambda: now)
+    throttle = harness.core.scheduler.prefill_throttle
+    throttle._prompt_token_s, throttle._decode_step_s = SOON_S / 150, {1: SOON_S / 2}
+    for number, most in enumerate((150, 150, 760)):
         for key in range(4):
             add_flex(harness, 10 * number + key, prompt_of(random.Random(number), 190), 1)
         if number == 0:
@@ -164,6 +170,63 @@ def test_steps_end_sooner_for_a_while_after_another_request() -> None:
         assert most - 1 <= sum(tokens_of_step(harness).values()) <= most
         harness.answer()
         harness.run()
+    harness.run_to_the_end()
+
+
+def test_decoding_rows_share_short_steps_and_the_oldest_come_first() -> None:
+    harness = Harness(400, max_num_seqs=32, steps_in_flight=1, max_num_batched_tokens=800)
+    now = 100.0
+    of_clock(harness, lambda: now)
+    for key in range(16):
+        add_flex(harness, key, [key + 1] * 2, 20)
+    harness.turn()
+    assert len(tokens_of_step(harness)) == 16
+    harness.answer()
+    throttle = harness.core.scheduler.prefill_throttle
+    throttle._decode_step_s = {1: SOON_S / 2, 3: SOON_S * 0.9, 4: SOON_S * 2, 5: SOON_S * 4}
+    harness.add(100, [1], 1)
+    harness.turns(2)
+    assert 100 in harness.finished
+    for most, after_s in ((7, 0.0), (7, 1.0), (16, 2 * LATELY_S)):
+        now += after_s
+        harness.core.scheduler.rows.version += 1  # as when a row ends
+        tokens = tokens_of_step(harness)
+        assert {each.key for each in tokens} == set(range(most)) and set(tokens.values()) == {1}
+        harness.answer()
+    harness.run_to_the_end()
+
+
+@pytest.mark.parametrize("has_had_another", [False, True])
+def test_one_step_is_in_flight_while_the_class_runs_alone_and_steps_are_long_or_another_came_lately(
+    has_had_another: bool,
+) -> None:
+    harness = Harness(400, max_num_seqs=16, steps_in_flight=2)
+    now = 100.0
+    of_clock(harness, lambda: now)
+    entries, throttle = harness.core.scheduler.ledger.entries, harness.core.scheduler.prefill_throttle
+    for key in range(4):
+        add_flex(harness, key, [key + 1] * 2, 50)
+    if has_had_another:
+        harness.add(100, [1], 1)
+    for _ in range(4):
+        harness.core.step()
+        while entries:
+            harness.answer()
+    harness.core.step()
+    assert len(entries) == (1 if has_had_another else 2)
+    harness.add(101, [1], 30)  # it waits for no result
+    harness.core.step()
+    assert len(entries) == 2
+    harness.abort(101)
+    while entries:
+        harness.answer()
+    now += 2 * LATELY_S
+    for step_s, count in ((LONG_STEP_S / 2, 2), (LONG_STEP_S, 1)):
+        throttle._decode_step_s = dict.fromkeys(range(1, 8), step_s)
+        harness.core.step()
+        assert len(entries) == count
+        while entries:
+            harness.answer()
     harness.run_to_the_end()
 
 
