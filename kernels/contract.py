@@ -160,6 +160,10 @@ class AttentionSpec:
     window: int | None = None  # positions that a token attends to, its own included; None: all before it
     softcap: float = 0.0  # c: scores become c * tanh(scores / c) after scaling; 0: no cap
     sinks: Tensor | None = None  # [H] float32: the score of an additional key per head that has no value
+    bias: Tensor | None = (
+        None  # [H, 2P - 1] float32: a query at index i adds bias[h, k - i + P - 1] to the score of the
+    )
+    # key at index k, after the cap; i and k are below P
 
 
 class Activation(NamedTuple):

@@ -43,7 +43,7 @@ from .plain_weights import PlainLinear as PlainLinear
 from .plain_weights import plain_table as plain_table
 from .quantized import Kind, QuantizedWeight, Weight, as_floats, quantize
 from .reference_adapters import PlainAdapterSpace, update_outputs
-from .reference_attention import attend, gather, mask_of
+from .reference_attention import attend, bias_of, gather, mask_of
 from .reference_rows import advance_rows
 from .reference_state import causal_conv, gated_norm, sigmoid, state_decay, state_scan
 from .stored_rows import StoredRows
@@ -316,7 +316,8 @@ class ReferenceOps:
                 mask = None
                 if stop - start > 1:
                     mask = mask_of(range(position, last + 1), range(first, end), spec.window, see_until, query.device)
-                output[start:stop] = attend(query[start:stop], key, value, spec, mask)
+                bias = bias_of(range(position, last + 1), range(first, end), spec)
+                output[start:stop] = attend(query[start:stop], key, value, spec, mask, bias)
         return output
 
     def fuse_layer(self, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int) -> FusedLayer | None:

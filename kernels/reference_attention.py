@@ -35,14 +35,25 @@ def mask_of(
     return mask if window is None else mask & (others > places - window)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
+def bias_of(positions: range, keys: range, spec: AttentionSpec) -> Tensor | None:
+    """Return what is added to the scores [H, Q, S] of queries at `positions` and of `keys`; None: nothing."""
+    if spec.bias is None:
+        return None
+    places = torch.arange(positions.start, positions.stop, device=spec.bias.device)[:, None]
+    distances = torch.arange(keys.start, keys.stop, device=spec.bias.device) - places
+    return spec.bias[:, distances + spec.bias.shape[1] // 2]
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
     """Compute attention of query [Q, H, D] over key and value [num_kv_heads, S, D]: [Q, H, D].
 
-    mask: [Q, S], False where a query does not attend to a key; None: each attends to all. Scores and softmax are
-    float32 for every dtype.
+    mask: [Q, S], False where a query does not attend to a key; None: each attends to all. bias: [H, Q, S], see
+    `bias_of`. Scores and softmax are float32 for every dtype.
     """
-    if spec.softcap or spec.sinks is not None:
-        return _attend_by_scores(query, key, value, spec, mask)
+    if spec.softcap or spec.sinks is not None or bias is not None:
+        return _attend_by_scores(query, key, value, spec, mask, bias)
     is_grouped = query.shape[1] > key.shape[0]
     attended = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None], key[None], value[None], mask, scale=spec.scale, enable_gqa=is_grouped
@@ -50,12 +61,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask:
     return attended[0].transpose(0, 1)
 
 
-def _attend_by_scores(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
-    """Compute `attend` with a soft cap or sinks."""
+def _attend_by_scores(
+    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Compute `attend` with a soft cap, a bias or sinks."""
     queries = query.transpose(0, 1).reshape(key.shape[0], -1, *query.shape[::2]).float()  # [num_kv_heads, group, Q, D]
     scores = queries @ key[:, None].float().transpose(-1, -2) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if bias is not None:
+        scores = scores + bias.view(scores.shape)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     if spec.sinks is None:

@@ -24,6 +24,7 @@ typedef struct {
     int64_t num_rows; /* query rows: token by token, each with its heads */
     const element *queries[TASK_ROWS];
     int64_t low[TASK_ROWS], high[TASK_ROWS]; /* each attends to keys [low, high) */
+    const float *bias[TASK_ROWS]; /* see bias_of */
     float largest[TASK_ROWS], sum[TASK_ROWS]; /* of the scores so far, and of 2^(score - largest) */
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
     _Alignas(64) float values[TASK_ROWS][HEAD_STRIDE]; /* weighted sums, in the order of load32 */
@@ -50,6 +51,7 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
         t->queries[row] = query + (task->token + token) * query_stride + head * plan->head_dim;
         t->high[row] = min64(task->end_key, seen_end(plan, task, token));
         t->low[row] = plan->window ? max64(0, task->position + token + 1 - plan->window) : 0;
+        t->bias[row] = bias_of(scoring, head, task->position + token);
         t->largest[row] = task->partial < 0 ? sink_of(scoring, head) : -INFINITY; /* once for all splits */
         t->sum[row] = t->largest[row] == -INFINITY ? 0 : 1;
         memset(t->values[row], 0, (size_t)round_up(plan->head_dim, 32) * sizeof(float));
@@ -181,6 +183,7 @@ static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring,
         Floats highest = fill16(-INFINITY);
         if (has_scales) scale_scores(scores, t->key_scales, padded);
         if (scoring->softcap) cap_scores(scores, padded, scoring);
+        if (scoring->bias != NULL) add_biases(scores, t->bias[row] + first, high, scoring);
         for (int64_t i = 0; i < padded; i += 16) {
             Mask seen = lanes(high - i) & (Mask)~lanes(low - i);
             Floats score = multiply16(load_floats(scores + i), factor);

@@ -139,8 +139,21 @@ static inline void cap_scores(float *scores, int64_t count, const Scoring *scori
         store_floats(scores + i, multiply16(cap, tanh_16(multiply16(load_floats(scores + i), inner))));
 }
 
-/* Returns the factor that turns scores, capped or not, into exponents of 2. */
-INLINE float exponent_factor(const Scoring *scoring) { return (scoring->softcap ? 1.0f : scoring->scale) * LOG2_E; }
+/* Returns the biases of a head's query at index `position`, from those of key 0 on; NULL if there are none. */
+INLINE const float *bias_of(const Scoring *scoring, int64_t head, int64_t position) {
+    return scoring->bias == NULL ? NULL : scoring->bias + head * scoring->num_distances + scoring->num_distances / 2 - position;
+}
+
+/* Applies the scale, unless a cap has applied it, to `count` scores, and adds their biases. */
+static inline void add_biases(float *scores, const float *bias, int64_t count, const Scoring *scoring) {
+    const float scale = scoring->softcap ? 1.0f : scoring->scale;
+    for (int64_t i = 0; i < count; i++) scores[i] = scores[i] * scale + bias[i];
+}
+
+/* Returns the factor that turns scores, with or without a cap or biases, into exponents of 2. */
+INLINE float exponent_factor(const Scoring *scoring) {
+    return (scoring->softcap || scoring->bias != NULL ? 1.0f : scoring->scale) * LOG2_E;
+}
 
 /* Returns the exponent of a head's sink; without one -infinity. */
 INLINE float sink_of(const Scoring *scoring, int64_t head) {

@@ -450,10 +450,12 @@ EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_head
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
 /* How scores become weights: they are multiplied by `scale`, capped to softcap * tanh(score / softcap) unless softcap is
- * 0, and share the softmax with the head's sink. */
+ * 0, added to the bias of their distance, and share the softmax with the head's sink. */
 typedef struct {
     float scale, softcap;
     const float *sinks; /* [num_heads]: the score of one more key without a value; or NULL */
+    const float *bias; /* [num_heads][num_distances], by key's index - query's index, 0 in the middle; or NULL */
+    int64_t num_distances;
 } Scoring;
 
 /* Attention of the heads at query[token * stride + head * head_dim] to out [num_tokens][num_heads * head_dim].

@@ -41,7 +41,8 @@ def head_rules(norms: HeadNorms | None, rotary: Rotary) -> Structure:
 
 def scoring(spec: AttentionSpec) -> Structure:
     """Build the struct of the rules by which scores become weights; the window is in the attention plan."""
-    return c.Scoring(spec.scale, spec.softcap, _floats(spec.sinks))
+    num_distances = 0 if spec.bias is None else spec.bias.shape[1]
+    return c.Scoring(spec.scale, spec.softcap, _floats(spec.sinks), _floats(spec.bias), num_distances)
 
 
 def attention_struct(weights: AttentionWeights) -> Structure:

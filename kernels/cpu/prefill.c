@@ -199,13 +199,14 @@ INLINE __m512 weight_of(__m512 x) {
 }
 
 /* Turns the scores of a query row into weights, with has_scales times the values' scales; it attends to keys [low, high)
- * of the staged ones. */
+ * of the staged ones. bias: those of the staged keys, or NULL. */
 INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, int64_t high, const Scoring *scoring,
-                      int64_t padded, bool has_scales) {
+                      const float *bias, int64_t padded, bool has_scales) {
     int64_t index = strip->number * STRIP + row, start = strip->start, stop = strip->stop;
     float *scores = s->scores[strip->number % 2][row], scale = exponent_factor(scoring);
     if (has_scales) scale_scores(scores + start, s->key_scales + start, stop - start);
     if (scoring->softcap) cap_scores(scores + start, stop - start, scoring);
+    if (bias != NULL) add_biases(scores + start, bias + start, min64(stop, high) - start, scoring);
     if (low > start || high < stop)
         for (int64_t i = start; i < stop; i += 16) {
             __mmask16 seen = lanes(high - i) & (__mmask16)~lanes(low - i);
@@ -292,7 +293,9 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
             int64_t index = weighed->number * STRIP + row;
             int64_t token = (int32_t)index / task->num_heads, end = seen_end(plan, task, token) - first;
             int64_t low = plan->window ? task->position + token - first - plan->window + 1 : 0;
-            weigh_row(s, weighed, row, low, min64(count, end), scoring, padded, has_scales);
+            const float *bias = bias_of(scoring, task->first_head + index % task->num_heads, task->position + token);
+            if (bias != NULL) bias += first;
+            weigh_row(s, weighed, row, low, min64(count, end), scoring, bias, padded, has_scales);
         }
     }
 }

@@ -124,6 +124,7 @@ class AttentionForm:
     rotation: float = 1.0  # part of the elements of a head
     has_query_scale: bool = False
     has_spans: bool = False
+    has_position_bias: bool = False
 
     @property
     def label(self) -> str:
@@ -160,7 +161,8 @@ def attend(ops: TritonOps, form: AttentionForm) -> None:
     cache = empty(shape, dtype=cache_dtype)
     query = ops.qk_norm_rope_cache(heads, form.norms(num_heads), rotary, cache, 1, metadata)
     sinks = empty(num_heads) if form.has_sinks else None
-    spec = AttentionSpec(head_dim**-0.5, form.window, form.softcap, sinks)
+    bias = empty((num_heads, 2047)) if form.has_position_bias else None
+    spec = AttentionSpec(head_dim**-0.5, form.window, form.softcap, sinks, bias)
     if form.has_spans:
         metadata = replace(metadata, see_until=empty(304, dtype=torch.int32))
     ops.paged_attention(query, cache, 1, metadata, spec)
@@ -291,6 +293,7 @@ _ATTENTION = [
     AttentionForm(BF16, 80, 1),
     AttentionForm(BF16, 256, 4, 96),
     AttentionForm(BF16, 256, 2, 96, has_spans=True),
+    AttentionForm(BF16, 64, 1, norm=None, rotation=0.0, has_spans=True, has_position_bias=True),
     AttentionForm(FP32, 128, 2),
     AttentionForm(BF16, 64, 8, 128, has_sinks=True, norm=None),
     AttentionForm(BF16, 256, 2, 96, softcap=50.0, norm=None),

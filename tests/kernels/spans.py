@@ -52,6 +52,8 @@ def dense_attention(
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         keys = torch.arange(length)
         places = keys[length - queries.shape[1] :, None]
+        if spec.bias is not None:
+            scores = scores + spec.bias.double()[:, keys - places + spec.bias.shape[1] // 2]
         seen = keys <= places
         for span in spans[row]:
             seen |= ((keys >= span.start) & (keys < span.stop)) & ((places >= span.start) & (places < span.stop))

@@ -71,7 +71,9 @@ def test_paged_attention_is_attention_over_each_rows_own_context(
     metadata, spans = with_spans(make_metadata(rows, block_size), seed=head_dim)
     if not has_spans:
         metadata, spans = replace(metadata, see_until=None), [[]] * len(spans)
-    spec = AttentionSpec(0.2, window, softcap, torch.randn(num_heads) if softcap else None)
+    sinks = torch.randn(num_heads) if softcap else None
+    bias = torch.randn(num_heads, 2 * max(metadata.seq_lens_host) - 1) if has_spans else None
+    spec = AttentionSpec(0.2, window, softcap, sinks, bias)
     kv_cache = torch.randn(300, 2, 2, num_kv_heads, block_size, head_dim)
     projected = torch.randn(metadata.query_starts_host[-1], num_heads + 3, head_dim)
     query = projected[:, 1 : num_heads + 1]  # strided, as in a fused projection

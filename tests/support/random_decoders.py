@@ -77,6 +77,7 @@ class Fields:
     windows: tuple[int | None, int | None] = (None, None)
     softcap: float = 0.0
     has_sinks: bool = False
+    has_position_bias: bool = False
     qkv_clip: float = 0.0
     activation: Activation = GATED_SILU
     experts: ExpertFields | None = None  # in the second layer
@@ -139,6 +140,7 @@ class Builder:
                     f.windows[index],
                     f.softcap,
                     draw(f"sinks {index}", f.num_heads) + 1 if f.has_sinks else None,
+                    draw("position bias", f.num_heads, 2 * NUM_POSITIONS - 1) if f.has_position_bias else None,
                 ),
                 output=self.linear(f"output {index}", num_queries, f.hidden_size),
                 cache_layer=index,

@@ -65,6 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["JinaEmbeddingsV3Model"],
         "type_vocab_size": 1,
     },
+    "mpnet": {**SHAPE, "model_type": "mpnet", "architectures": ["MPNetModel"]},
     "modernbert": {
         "model_type": "modernbert",
         "architectures": ["ModernBertModel"],

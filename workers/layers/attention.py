@@ -33,9 +33,11 @@ class Attention:
         layer: int,
         rotaries: Sequence[Rotary],
         place: CachePlace,
+        position_bias: Tensor | None = None,
     ) -> None:
         """`prefix`: the prefix of the layer's tensor names, with the dot. `layer`: the layer's index in the model.
-        rotaries: one for each of `config.ropes`. `place`: of its keys and values."""
+        rotaries: one for each of `config.ropes`. `place`: of its keys and values. position_bias: AttentionSpec.bias of
+        this rank's heads."""
         self._ops, self._group = loader.ops, loader.group
         own = config.layers[layer]
         self._has_own_shape = place.has_own_shape
@@ -81,7 +83,8 @@ class Attention:
         sinks = None
         if config.has_sinks:
             sinks = loader.vector(f"{prefix}{names.sinks}", (config.num_heads,), 0, heads)
-        spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
+        window = config.layers[layer].window
+        spec = AttentionSpec(config.attention_scale, window, config.attention_softcap, sinks, position_bias)
         rotary = NO_ROTATION if rope is None else rotaries[rope]
         self.weights = AttentionWeights(
             qkv,

@@ -41,9 +41,15 @@ class DecoderModel:
     """Weights and forward pass of one rank. For inference only: call it under `torch.inference_mode()`."""
 
     def __init__(
-        self, loader: LayerLoader, config: ModelConfig, rotaries: Sequence[Rotary], groups: Sequence[KVGroup]
+        self,
+        loader: LayerLoader,
+        config: ModelConfig,
+        rotaries: Sequence[Rotary],
+        groups: Sequence[KVGroup],
+        position_bias: Tensor | None = None,
     ) -> None:
-        """rotaries: one for each of `config.ropes`. groups: the layers' KV groups."""
+        """rotaries: one for each of `config.ropes`. groups: the layers' KV groups. position_bias: that of all layers,
+        see AttentionSpec.bias."""
         self._ops, self._group = loader.ops, loader.group
         self._config, names = config, config.names
         self._vocab_size = config.vocab_size
@@ -61,7 +67,7 @@ class DecoderModel:
         stateful = [layer for layer, own in enumerate(config.layers) if own.has_state]
         index_by_layer = {layer: index for index, layer in enumerate(stateful)}
         self._layers = [
-            DecoderLayer(loader, config, layer, rotaries, places.get(layer), index_by_layer.get(layer))
+            DecoderLayer(loader, config, layer, rotaries, position_bias, places.get(layer), index_by_layer.get(layer))
             for layer in range(config.num_layers)
         ]
         self.state_spec: StateSpec | None = None  # of the blocks of the group that keeps states

@@ -39,6 +39,7 @@ class DecoderLayer:
         config: ModelConfig,
         layer: int,
         rotaries: Sequence[Rotary],
+        position_bias: Tensor | None,
         place: CachePlace | None,
         state_index: int | None = None,
     ) -> None:
@@ -49,7 +50,9 @@ class DecoderLayer:
         self._scale = config.residual_scale
         self._is_parallel = config.is_parallel
         self._is_post_norm = config.is_post_norm
-        self._attention = None if place is None else Attention(loader, prefix, config, layer, rotaries, place)
+        self._attention = (
+            None if place is None else Attention(loader, prefix, config, layer, rotaries, place, position_bias)
+        )
         self.state: StateMixer | None = None
         if state_index is not None and config.state is not None:
             self.state = MIXERS[config.state.kind](loader, prefix, config.state, config.hidden_size, state_index)

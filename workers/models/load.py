@@ -13,6 +13,7 @@ from ...ipc.spec.kv.kv_groups import KVGroup, kv_groups
 from ...ipc.spec.models.model_config import ModelConfig, TensorNames
 from ...ipc.spec.models.pooling.heads import head_tensors
 from ...kernels.select import Ops
+from ..layers.position_bias import make_position_bias
 from ..layers.rotary import make_rotary
 from ..machine.parallel import ParallelGroup
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
@@ -70,7 +71,8 @@ def read_model(
     has_head = names.prefers_stored_head and f"{names.head}.weight" in checkpoint
     is_tied = config.tie_word_embeddings and not has_head
     config = msgspec.structs.replace(config, names=names, tie_word_embeddings=is_tied)
-    return DecoderModel(LayerLoader(checkpoint, ops, group, adapted), config, rotaries, groups)
+    loader = LayerLoader(checkpoint, ops, group, adapted)
+    return DecoderModel(loader, config, rotaries, groups, make_position_bias(loader, config, max_model_len))
 
 
 def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:
@@ -89,7 +91,7 @@ def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:
     for root in [*names.roots, ""]:
         embedding = root + names.embedding.removeprefix(own)
         if f"{embedding}.weight" in checkpoint:
-            fields = ("embedding", "positions", "token_types", "embedding_norm", "layers", "norm")
+            fields = ("embedding", "positions", "token_types", "position_bias", "embedding_norm", "layers", "norm")
             stated = {field: getattr(names, field) for field in fields}
             moved = {field: root + name.removeprefix(own) for field, name in stated.items() if name}
             head = f"{root.removesuffix('model.')}{names.head}"

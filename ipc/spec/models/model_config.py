@@ -53,6 +53,15 @@ class HeadNormsConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_after_rope: bool = False
 
 
+class PositionBiasConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What attention adds to scores by the distance of query and key, alike in all layers: a learned number for each
+    head and bucket of distances, or the distance times a head's slope (ALiBi)."""
+
+    kind: Literal["buckets", "slopes"]
+    num_buckets: int = 32  # this and the next one are for buckets
+    max_distance: int = 128  # from here on all distances of a direction have one bucket
+
+
 class ActivationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Activation of the MLP. Gated: act(gate(x)) * up(x); else act(up(x))."""
 
@@ -210,6 +219,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     embedding: str = "model.embed_tokens"
     positions: str = "model.embed_positions"  # table of learned positions
     token_types: str = "model.token_type_embeddings"
+    position_bias: str = ""  # table of the heads' numbers by bucket
     embedding_norm: str = "model.embedding_norm"
     layers: str = "model.layers"
     norm: str = "model.norm"
@@ -289,6 +299,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float
     attention_softcap: float = 0.0  # 0: none
     has_sinks: bool = False
+    position_bias: PositionBiasConfig | None = None
     query_scaling: tuple[float, int] | None = None  # (b, n): queries are multiplied by 1 + b · log(1 + ⌊position / n⌋)
     activation: ActivationConfig = ActivationConfig()
     experts: ExpertsConfig | None = None

@@ -17,6 +17,7 @@ from .audio_families import AUDIO_FAMILIES
 from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, NotNative, overridden, read_json, shown
 from .encoders.bert_kin import BERT_KIN
+from .encoders.biased_kin import BIASED_KIN
 from .encoders.rotary_kin import ROTARY_KIN
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
@@ -35,7 +36,7 @@ from .quantization_config import parse_quantization
 from .vision_families import VISION_FAMILIES
 
 HYBRIDS = DELTA_FAMILIES | CONV_FAMILIES | MAMBA_FAMILIES
-ENCODERS = BERT_KIN | ROTARY_KIN
+ENCODERS = BERT_KIN | BIASED_KIN | ROTARY_KIN
 TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES | HYBRIDS | ENCODERS
 MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
 NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures with native layers

@@ -47,6 +47,17 @@ def no_keys(sinks, heads, exists, M: tl.constexpr, DIM_PAD: tl.constexpr, HAS_SI
     return acc, m_i, l_i
 
 
+@triton.jit
+def bias_pointers(bias, heads, positions, NUM_DISTANCES: tl.constexpr):
+    """Return pointers [M] to the biases of key 0 for queries of these heads and positions."""
+    return bias + heads.to(tl.int64) * NUM_DISTANCES + (NUM_DISTANCES // 2 - positions)
+
+
+def num_distances(spec: AttentionSpec) -> int:
+    """Return the number of biases of a head; 0: there are none."""
+    return 0 if spec.bias is None else spec.bias.shape[1]
+
+
 def score_arguments(spec: AttentionSpec) -> tuple[float, float]:
     """Return the arguments `scale` and `cap` of attend_tile."""
     if not spec.softcap:
@@ -59,6 +70,7 @@ def attend_tile(
     query,  # [M, DIM_PAD]
     positions,  # [M]
     limits,  # [M]: the last key that each query attends to
+    bias_rows,  # [M]: with HAS_BIAS, pointers to the biases of each query's key 0
     acc,  # [M, DIM_PAD]
     m_i,  # [M]
     l_i,  # [M]
@@ -80,6 +92,7 @@ def attend_tile(
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED all these keys must exist,
@@ -104,6 +117,9 @@ def attend_tile(
         score = score * tl.load(scale_bases[0] + scale_offsets, mask=is_read, other=0.0)[None, :]
     if HAS_SOFTCAP:  # tanh(z) is 1 − 2 / (1 + e^2z)
         score = cap - 2.0 * cap / (1.0 + tl.exp2(score))
+    if HAS_BIAS:
+        biases = bias_rows[:, None] + keys[None, :]
+        score = score + BASE_2 * tl.load(biases, mask=(keys[None, :] <= limits[:, None]) & is_read[None, :], other=0.0)
     if IS_MASKED:
         is_seen = (keys[None, :] <= limits[:, None]) & (keys[None, :] < end)
         if HAS_WINDOW:

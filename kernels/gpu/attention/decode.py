@@ -19,7 +19,7 @@ from torch import Tensor
 from ...contract import AttentionSpec
 from ..launch import next_power_of_2
 from ..table import DecodeShape, group_rows
-from .attention import NO_SCORE, attend_tile, mean_value, no_keys, score_arguments
+from .attention import NO_SCORE, attend_tile, bias_pointers, mean_value, no_keys, num_distances, score_arguments
 from .cache import cache_arguments, largest_number, tile_bases
 
 MAX_SPLITS = 16  # splits of a row; bounds the memory for partial results
@@ -79,6 +79,7 @@ def decode_kernel(
     seq_lens,
     items,
     sinks,  # [H] float32
+    bias,  # [H, NUM_DISTANCES] float32, see AttentionSpec
     output,  # [R, H, D] contiguous
     partials,  # [R, H, NUM_SPLITS, D] float32
     partial_logs,  # [R, H, NUM_SPLITS] float32: log2 of the sum of 2^score
@@ -99,6 +100,7 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
@@ -121,6 +123,7 @@ def decode_kernel(
         begin = tl.maximum(length - window, 0)
         q = tl.load(query + row * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
         positions = tl.full([GROUP_PAD], 0, tl.int32) + (length - 1)
+        bias_rows = bias_pointers(bias, tl.where(members < GROUP, heads, 0), positions, NUM_DISTANCES)
         table = block_tables + row * table_stride
         # the first split has the sink: the merge weights it like keys
         has_sink = (members < GROUP) & (split == 0)
@@ -128,9 +131,9 @@ def decode_kernel(
         # All tiles are masked: an extra masked tile outside the pipelined loop would wait for its own loads.
         for tile_start in range(start, stop, TILE):
             acc, m_i, l_i = attend_tile(
-                q, positions, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, begin,
-                length, scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW,
-                HAS_SOFTCAP, LARGEST,
+                q, positions, positions, bias_rows, acc, m_i, l_i, keys_base, values_base, scale_bases, table,
+                tile_start, begin, length, scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True,
+                HAS_WINDOW, HAS_SOFTCAP, NUM_DISTANCES > 0, LARGEST,
             )  # fmt: skip
         acc = mean_value(acc, l_i, LARGEST)
         at = row * (NUM_KV_HEADS * GROUP) + heads
@@ -229,6 +232,7 @@ def decode_attention(
         seq_lens,
         items,
         query if spec.sinks is None else spec.sinks,
+        query if spec.bias is None else spec.bias,
         output,
         partials,
         partial_logs,
@@ -245,6 +249,7 @@ def decode_attention(
         **constants,
         HAS_SOFTCAP=spec.softcap != 0.0,
         HAS_SINKS=spec.sinks is not None,
+        NUM_DISTANCES=num_distances(spec),
         LARGEST=largest_number(kv_cache),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,

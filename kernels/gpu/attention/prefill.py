@@ -17,7 +17,7 @@ from torch import Tensor
 from ...contract import AttentionMetadata, AttentionSpec
 from ..launch import next_power_of_2
 from ..table import PrefillShape
-from .attention import attend_tile, mean_value, no_keys, score_arguments
+from .attention import attend_tile, bias_pointers, mean_value, no_keys, num_distances, score_arguments
 from .cache import cache_arguments, largest_number, tile_bases
 
 
@@ -33,6 +33,7 @@ def prefill_kernel(
     query_starts,
     tiles,  # [n, 2] int32: row, index of the tile's first token among the row's tokens of this step
     sinks,  # [H] float32
+    bias,  # [H, NUM_DISTANCES] float32, see AttentionSpec
     see_until,  # [T] int32
     output,  # [T, H, D] contiguous
     scale,
@@ -51,6 +52,7 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_SPANS: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
     LARGEST: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
@@ -81,6 +83,7 @@ def prefill_kernel(
     keys_base, values_base, scale_bases = tile_bases(
         kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, LARGEST
     )
+    bias_rows = bias_pointers(bias, heads, tl.where(is_query, positions, 0), NUM_DISTANCES)
     table = block_tables + row * table_stride
     acc, m_i, l_i = no_keys(sinks, heads, lanes < TOKENS * GROUP, BLOCK_M, DIM_PAD, HAS_SINKS)
     diagonal = (offset + first + 1) // TILE * TILE  # every token attends to all earlier keys that are in its window
@@ -94,21 +97,23 @@ def prefill_kernel(
             body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
         for start in range(left, body_start, TILE):
             acc, m_i, l_i = attend_tile(
-                q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin, end,
-                scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP,
-                LARGEST,
+                q, positions, limits, bias_rows, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start,
+                begin, end, scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW,
+                HAS_SOFTCAP, NUM_DISTANCES > 0, LARGEST,
             )  # fmt: skip
     if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
-            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin, end, scale,
-            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
+            q, positions, limits, bias_rows, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin,
+            end, scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW,
+            HAS_SOFTCAP, NUM_DISTANCES > 0, LARGEST,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, m_i, l_i = attend_tile(
-            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin, end, scale,
-            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, LARGEST,
+            q, positions, limits, bias_rows, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, begin,
+            end, scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW,
+            HAS_SOFTCAP, NUM_DISTANCES > 0, LARGEST,
         )  # fmt: skip
     acc = mean_value(acc, l_i, LARGEST)
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
@@ -157,6 +162,7 @@ def prefill_attention(
         metadata.query_starts,
         tiles,
         query if spec.sinks is None else spec.sinks,
+        query if spec.bias is None else spec.bias,
         metadata.seq_lens if see_until is None else see_until,
         output,
         *score_arguments(spec),
@@ -174,6 +180,7 @@ def prefill_attention(
         HAS_SOFTCAP=spec.softcap != 0.0,
         HAS_SINKS=spec.sinks is not None,
         HAS_SPANS=see_until is not None,
+        NUM_DISTANCES=num_distances(spec),
         LARGEST=largest_number(kv_cache),
         IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,

@@ -46,6 +46,7 @@ VALUES: dict[str, list[Any]] = {  # other than the default
     "windows": [(None, 20), (5, 5)],
     "softcap": [1.0],
     "has_sinks": [True],
+    "has_position_bias": [True],
     "qkv_clip": [0.7],
     "activation": [*UNGATED, *GATED, Activation("swiglu_clamped", is_gated=True, limit=0.5)],
     "experts": EXPERTS,

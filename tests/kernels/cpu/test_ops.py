@@ -109,6 +109,9 @@ def test_qk_norm_rope_cache_is_the_references(
     assert torch.equal(kv_cache[0], before[0])  # slot -1
 
 
+LONGEST = 1000  # tokens of a row
+
+
 def draw_attention(
     seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, AttentionMetadata, int | None, list[tuple[int, int, list[int]]], int]:
@@ -117,7 +120,7 @@ def draw_attention(
     torch.manual_seed(seed)
     num_kv_heads, group = draw.choice([1, 2, 3]), draw.choice([1, 3, 8, 20])
     head_dim, block_size = draw.choice([16, 32, 40, 64, 80, 128, 256]), draw.choice([5, 8, 16, 24, 32])
-    lengths = [draw.choice([1, 2, 16, 255, 256, 257, draw.randint(1, 1000)]) for _ in range(draw.randint(1, 6))]
+    lengths = [draw.choice([1, 2, 16, 255, 256, 257, draw.randint(1, LONGEST)]) for _ in range(draw.randint(1, 6))]
     counts = [1 if draw.random() < 0.5 else draw.randint(1, length) for length in lengths]
     num_blocks = 1 + sum(-(-length // block_size) for length in lengths)
     free = list(range(1, num_blocks))
@@ -156,7 +159,8 @@ def test_paged_attention_is_the_reference_attention(
     if seed % 2:
         metadata, _ = with_spans(metadata, seed)
     sinks = torch.randn(query.shape[1]) * 3 + 4 if seed % 3 == 0 else None
-    spec = AttentionSpec(2 * query.shape[2] ** -0.5, window, 1.5 * (seed % 4 == 0), sinks)
+    bias = torch.randn(query.shape[1], 2 * LONGEST - 1) if seed % 2 else None
+    spec = AttentionSpec(2 * query.shape[2] ** -0.5, window, 1.5 * (seed % 4 == 0), sinks, bias)
     attend(ops, query, kv_cache, 1, metadata, spec)
 
 

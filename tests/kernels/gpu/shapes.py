@@ -40,6 +40,7 @@ def paged_step(
     bytes_of: torch.dtype | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> PagedStep:
     """decode_lengths: keys of each decode row, its own included; prefill_rows: (cached, new) tokens of each; bytes_of:
     dtype of a cache of bytes."""
@@ -56,7 +57,7 @@ def paged_step(
         kv_cache = as_bytes(kv_cache, bytes_of)
     num_heads = group * num_kv_heads
     heads = torch.randn(metadata.query_starts_host[-1], num_heads + 2 * num_kv_heads, head_dim, generator=generator)
-    spec = AttentionSpec(head_dim**-0.5, window, softcap, sinks)
+    spec = AttentionSpec(head_dim**-0.5, window, softcap, sinks, bias)
     return PagedStep(heads.to(dtype)[:, :num_heads], kv_cache, metadata, spec)
 
 

@@ -33,6 +33,7 @@ SHAPES = [  # head_dim and query heads per KV head
 ]
 BLOCK_SIZES = [16, 32, 64, 128]
 WINDOWS = [None, None, 1, 5, 64, 100]
+MAX_LENGTH = 700
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 257, 300]
 
 
@@ -44,13 +45,15 @@ def expected(step: PagedStep) -> torch.Tensor:
 
 def random_step(seed: int) -> PagedStep:
     rng = random.Random(seed)
-    decode_lengths = [rng.choice([*LENGTHS, rng.randrange(1, 700)]) for _ in range(rng.randrange(0, 4))]
+    decode_lengths = [rng.choice([*LENGTHS, rng.randrange(1, MAX_LENGTH)]) for _ in range(rng.randrange(0, 4))]
     prefill_rows = [
         (rng.choice([0, 0, 1, 63, 64, rng.randrange(200)]), rng.choice([2, 3, 33, 64, 65]))
         for _ in range(rng.randrange(0 if decode_lengths else 1, 3))
     ]
     (head_dim, group), num_kv_heads = rng.choice(SHAPES), rng.choice([1, 2])
-    sinks = torch.randn(group * num_kv_heads, generator=torch.Generator().manual_seed(seed)) * 2
+    generator = torch.Generator().manual_seed(seed)
+    sinks = torch.randn(group * num_kv_heads, generator=generator) * 2
+    bias = torch.randn(group * num_kv_heads, 2 * MAX_LENGTH - 1, generator=generator)
     step = paged_step(
         rng,
         decode_lengths,
@@ -64,6 +67,7 @@ def random_step(seed: int) -> PagedStep:
         bytes_of=(torch.int8, torch.uint8, None)[seed % 3],
         softcap=1.5 * (seed % 4 == 1),
         sinks=sinks if seed % 4 >= 2 else None,
+        bias=bias if seed % 3 == 2 else None,
     )
     return replace(step, metadata=with_spans(step.metadata, seed)[0]) if seed % 5 < 2 else step
 

@@ -68,6 +68,11 @@ def narrower(config: ModelConfig) -> dict[str, object]:
     return {"layers": [msgspec.structs.replace(each, window=each.window and each.window - 1) for each in layers]}
 
 
+def nearer(config: ModelConfig) -> dict[str, object]:
+    assert config.position_bias is not None
+    return {"position_bias": msgspec.structs.replace(config.position_bias, max_distance=64)}
+
+
 def gates_first(config: ModelConfig) -> dict[str, object]:
     return {"names": msgspec.structs.replace(config.names, are_ups_first=False)}
 
@@ -80,6 +85,8 @@ def gates_first(config: ModelConfig) -> dict[str, object]:
         ("bert", lambda config: {"activation": msgspec.structs.replace(config.activation, kind="gelu_tanh")}),
         ("nomic", lambda config: {"ropes": [msgspec.structs.replace(config.ropes[0], theta=60.0)]}),
         ("gte", gates_first),
+        ("mpnet", nearer),
+        ("mpnet", lambda config: {"first_position": 1}),
         ("modernbert", without_windows),
         ("modernbert", narrower),
         ("modernbert", lambda config: {"ropes": config.ropes[::-1]}),
@@ -114,6 +121,8 @@ def test_bfloat16_is_as_close_to_float32_as_its_rounding(family: str, tmp_path: 
         ("bert", "position_embedding_type", "relative_key"),
         ("bert", "hidden_act", "tanh"),
         ("roberta", "max_position_embeddings", 1),
+        ("mpnet", "max_position_embeddings", 2),
+        ("mpnet", "relative_attention_num_buckets", 16),
     ],
 )
 def test_a_model_that_would_be_computed_wrongly_is_refused_by_name(

@@ -19,7 +19,7 @@ SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
 DENSE: Mapping[str, tuple[str, HeadActivation, str]] = {  # by family: the layer before the classes, and that of these
     "Bert": ("bert.pooler.dense", "tanh", "classifier"),
     **dict.fromkeys(
-        ("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3"),
+        ("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3", "MPNet"),
         ("classifier.dense", "tanh", "classifier.out_proj"),
     ),
     "DistilBert": ("pre_classifier", "relu", "classifier"),

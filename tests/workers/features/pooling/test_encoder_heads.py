@@ -23,6 +23,8 @@ CASES: list[tuple[str, str, dict[str, object]]] = [
     ("bert", "BertForSequenceClassification", {}),
     ("distilbert", "DistilBertForSequenceClassification", {}),
     ("xlm_roberta", "XLMRobertaForSequenceClassification", {}),
+    ("mpnet", "MPNetForSequenceClassification", {}),
+    ("mpnet", "MPNetForTokenClassification", {}),
     ("nomic", "NomicBertForSequenceClassification", {}),
     ("nomic", "NomicBertForTokenClassification", {}),
     ("gte", "GteForSequenceClassification", {}),
