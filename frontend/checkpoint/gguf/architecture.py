@@ -31,6 +31,7 @@ class Architecture:
     unset: tuple[
         str, ...
     ] = ()  # fields that are null, rather than their family's defaults, in a file without their keys
+    of_head: Mapping[str, str] = field(default_factory=dict)  # modules of a head → the model's
     passed_over: tuple[str, ...] = ()  # keys that change nothing here, and are refused elsewhere
 
 

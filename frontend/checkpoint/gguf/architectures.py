@@ -23,6 +23,7 @@ from .architecture import (
     query_scalar,
     scaled,
 )
+from .encoders.encoder_architectures import ENCODER_ARCHITECTURES, RERANKERS
 from .expert_architectures import EXPERT_ARCHITECTURES, MIXTRAL
 from .hybrid_architectures import HYBRID_ARCHITECTURES
 from .metadata import Metadata
@@ -140,8 +141,9 @@ DENSE: dict[str, Architecture] = {
         },
     ),
 }
-ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES, **HYBRID_ARCHITECTURES}.items()))
+ARCHITECTURES = dict(sorted({**DENSE, **EXPERT_ARCHITECTURES, **HYBRID_ARCHITECTURES, **ENCODER_ARCHITECTURES}.items()))
 VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], Architecture], ...]] = {
+    **RERANKERS,
     "falcon": ((present("blk.0.attn_norm_2.weight"), FALCON_40B),),
     "llama": ((lambda data: data.get("expert_count"), MIXTRAL),),
     "mistral3": ((lambda data: not data.get("attention.temperature_scale"), LLAMA),),

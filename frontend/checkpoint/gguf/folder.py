@@ -28,6 +28,7 @@ from ....ipc.spec.models.model_file import load_model_config
 from .choice import PART, first_parts
 from .choice import SUFFIX as SUFFIX
 from .config import architecture_of, config_of, eos_ids
+from .encoders.pooling_files import write_pooling
 from .end_tokens import END_TOKENS
 from .expert_architectures import further_layers
 from .metadata import Metadata
@@ -41,7 +42,7 @@ from .tokenizer import write_tokenizer
 logger = logging.getLogger("tokenloom.supervisor")
 
 REMEDY = "set XDG_CACHE_HOME to a folder that can be written"
-FORM = 6  # version of the files in the folder: another number makes new folders
+FORM = 7  # version of the files in the folder: another number makes new folders
 
 
 def gguf_in(folder: Path) -> Path | None:
@@ -172,6 +173,7 @@ def _write(folder: Path, parts: list[Path], mmproj: Path | None) -> None:
     ends = eos_ids(data)
     if ends:
         _save(folder / "generation_config.json", {"eos_token_id": ends})
+    write_pooling(data, folder, links)
     try:
         model = load_model_config(folder, implementation="native")
     except NotNative as error:

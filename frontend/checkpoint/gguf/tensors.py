@@ -10,12 +10,18 @@ import msgspec
 from ....ipc.spec.config.gguf_index import GgufTensor
 from ....ipc.spec.models.model_config import ModelConfig
 from .architecture import Architecture
+from .encoders.pooling_files import DENSE
 
-CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # values in config.json
+CONSUMED = (  # their values are in config.json, or they are modules of sentence-transformers
+    *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+    *DENSE,
+)
 OTHERS = ("v.", "a.", "mm.")  # prefixes of media encoders and their projectors
 WHOLE = {  # field of TensorNames → name in a file
     "embedding": "token_embd",
     "positions": "position_embd",
+    "token_types": "token_types",
+    "embedding_norm": "token_embd_norm",
     "norm": "output_norm",
     "head": "output",
 }
@@ -57,6 +63,7 @@ def index_of(
     `further`: layers that are not run, of which nothing is returned."""
     names = config.names
     whole = {architecture.renamed.get(ours, theirs): getattr(names, ours) for ours, theirs in WHOLE.items()}
+    whole |= architecture.of_head
     in_layer = _names_in_layer(config, architecture)
     of_state = _names_of_state(config)
     parameters = _parameters(config)
@@ -204,6 +211,10 @@ def _changed(tensor: GgufTensor, name: str, config: ModelConfig, architecture: A
     if name.endswith(".exp_probs_b.bias"):  # converters have kept or dropped an axis of 1
         shape = (1, tensor.num_elements) if config.names.is_choice_bias_row else (tensor.num_elements,)
         return msgspec.structs.replace(tensor, shape=shape)
+    if name == "token_types.weight":  # an axis of 1 may be left out
+        return tensor.reshaped((config.num_token_types, config.hidden_size))
+    if name == "cls.output.weight":
+        return tensor.reshaped((tensor.num_elements // config.hidden_size, config.hidden_size))
     if name.endswith(".ssm_a"):
         return msgspec.structs.replace(tensor, is_decay=True)
     if name.endswith(".ssm_norm.weight"):  # [groups, n] in Mamba2

@@ -1,9 +1,9 @@
 """Writes the tokenizer in a GGUF file's metadata as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-The result gives the same ids as llama.cpp. Three kinds are supported: `gpt2`, byte-level BPE with merges and a
-pre-tokenizer (`pre_tokenizers.py`); `llama`, SentencePiece's BPE, in which scores are converted to merges; and
-`gemma4`, BPE of characters with merges, in lines. Every token of the file keeps its id: a repeated or an empty one gets
-a name that does not occur in texts.
+The result gives the same ids as llama.cpp. Kinds that are supported: `gpt2`, byte-level BPE with merges and a
+pre-tokenizer (`pre_tokenizers.py`); `llama`, SentencePiece's BPE, in which scores are converted to merges; `gemma4`,
+BPE of characters with merges, in lines; and those of encoders, `bert` and `t5` (`encoders/pieces.py`). Every token of
+the file keeps its id: a repeated or an empty one gets a name that does not occur in texts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any, Never
 import msgspec
 
 from ....ipc.errors import ConfigError
+from .encoders.encoder_architectures import ENCODER_ARCHITECTURES
+from .encoders.pieces import BERT_IDS, pair_template, unigrams, word_piece, word_pieces
 from .end_tokens import end_tokens
 from .pre_tokenizers import DEFAULT, LINES, PRE_TOKENIZERS, PreTokenizer
 from .reader import read_gguf
@@ -27,11 +29,12 @@ from .reader import read_gguf
 PREFIX = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"  # further ones have a dot and a name behind it
 TEMPLATES_FOLDER = "additional_chat_templates"
-LISTS = ("tokens", "token_type", "scores", "merges")
+LISTS = ("tokens", "token_type", "scores", "merges", "precompiled_charsmap")
+KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
 MAX_TOKEN_CHARACTERS = 4096  # the longest tokens of published vocabularies, runs of spaces, have 1,024
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens in GGUF
 SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
-SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # defaults, if the file has no ids
+DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "bert": BERT_IDS}  # if the file has no ids
 NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # in Phi-3 all other special tokens strip the spaces after them
 MEND = "give --tokenizer with the folder or hub id of the original model"
@@ -80,12 +83,14 @@ class _Vocabulary:
     def __init__(self, file: Path, metadata: Mapping[str, Any]) -> None:
         self._file, self._metadata = file, metadata
         self._kind = self._get("model")
-        if self._kind not in ("gpt2", "llama", "gemma4"):
+        if self._kind not in KINDS:
             self._refuse(f"its tokenizer {self._kind!r:.100} cannot be read")
         self._is_bytes = self._kind == "gpt2"
         texts: list[str] = self._list("tokens", str)
         if not texts:
             self._refuse("it has no tokenizer.ggml.tokens")
+        if self._kind == "bert":
+            texts = list(map(word_piece, texts))
         self._types: list[int] = self._list("token_type", int) or [1] * len(texts)
         self._scores: list[float] = self._list("scores", float, int) or [0.0] * len(texts)
         if (longest := max(map(len, texts))) > MAX_TOKEN_CHARACTERS:
@@ -120,6 +125,12 @@ class _Vocabulary:
     def _model(self) -> dict[str, Any]:
         if self._is_bytes:
             return self._byte_level()
+        if self._kind == "bert":
+            is_lower = self._get("normalizer.lowercase")
+            unknown = self._id("unknown") or 0
+            return word_pieces(self._ids, self._texts[unknown], is_lower if isinstance(is_lower, bool) else None)
+        if self._kind == "t5":
+            return self._unigrams()
         return self._lines() if self._kind == "gemma4" else self._sentencepiece()
 
     def _byte_level(self) -> dict[str, Any]:
@@ -136,6 +147,16 @@ class _Vocabulary:
                 "merges": list(self._stored_merges()),
             },
         }
+
+    def _unigrams(self) -> dict[str, Any]:
+        charsmap = self._list("precompiled_charsmap", int)
+        return unigrams(
+            [(text, self._scores[i]) for text, i in self._ids.items()],
+            self._id("unknown"),
+            bytes(each % 256 for each in charsmap),
+            removes_spaces=self._flag("remove_extra_whitespaces", False),
+            begins_with_space=self._flag("add_space_prefix", True),
+        )
 
     def _lines(self) -> dict[str, Any]:
         unknown = self._id("unknown")
@@ -199,6 +220,8 @@ class _Vocabulary:
                 }
 
     def _post_processor(self) -> dict[str, Any] | None:
+        if self._metadata.get("general.architecture") in ENCODER_ARCHITECTURES:
+            return self._pairs()
         form = PRE_TOKENIZERS[self._pre()] if self._is_bytes else None
         begin = self._id("bos") if self._flag("add_bos_token", form is None or form.adds_bos) else None
         end = self._id("eos") if self._flag("add_eos_token", False) else None
@@ -217,6 +240,15 @@ class _Vocabulary:
             "pair": [*around("A", 0), *around("B", 1)],
             "special_tokens": {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in used.items()},
         }
+
+    def _pairs(self) -> dict[str, Any] | None:
+        """Return the form of texts and pairs of an encoder."""
+        begin, end = self._id("bos"), self._id("seperator")
+        end = self._id("eos") if end is None else end
+        if begin is None or end is None:
+            return None
+        is_bert = self._kind == "bert"
+        return pair_template(self._texts[begin], self._texts[end], self._ids.__getitem__, has_types=is_bert)
 
     def _stored_merges(self) -> Iterator[tuple[str, str]]:
         """Yield the merges in the file, without repeated ones and those with a part or a result that is not a token."""
@@ -254,7 +286,7 @@ class _Vocabulary:
     def _id(self, name: str) -> int | None:
         value = self._get(f"{name}_token_id")
         if not isinstance(value, int) or not 0 <= value < len(self._texts):
-            value = SENTENCEPIECE_IDS.get(name) if self._kind == "llama" else None
+            value = DEFAULT_IDS.get(self._kind, {}).get(name)
         return value if value is not None and value < len(self._texts) else None
 
     def _list(self, name: str, *kinds: type) -> list[Any]:
