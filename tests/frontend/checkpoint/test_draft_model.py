@@ -1,0 +1,61 @@
+"""A draft model that cannot guess for the engine's model is refused by name, with numbers and the mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.checkpoint.resolve import resolve
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.sockets.addresses import RunDirectory
+from tokenloom.ipc.spec.config.engine_config import EngineConfig
+from tokenloom.ipc.spec.config.engine_spec import EngineSpec
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("target") / "m")
+
+
+def resolved(run: Path, model: Path, draft: Path, **options: Any) -> EngineSpec:
+    run.mkdir()
+    config = EngineConfig(device="cpu", model=str(model), draft_model=str(draft), **options)
+    return resolve(config, RunDirectory(run))
+
+
+def test_a_draft_model_is_found_and_keeps_its_own_files_options(tmp_path: Path, target: Path) -> None:
+    draft = tiny_checkpoint(tmp_path / "draft", num_hidden_layers=1)
+    spec = resolved(tmp_path / "run", target, draft, quantization="int8", dtype="bfloat16")
+    assert spec.draft is not None
+    assert (spec.draft.model.num_layers, spec.draft.model.quantization) == (1, None)
+    assert spec.model.quantization is not None and spec.has_integer_products
+
+
+def test_pairs_that_cannot_work_are_refused(tmp_path: Path, target: Path) -> None:
+    other_tokens = tiny_checkpoint(tmp_path / "tokens")
+    path = other_tokens / "tokenizer.json"
+    content = json.loads(path.read_bytes())
+    vocabulary = content["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.__getitem__)[7:9]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content))
+    windows = tiny_checkpoint(tmp_path / "windows", "mistral", sliding_window=16)
+    states = recurrent_checkpoint(tmp_path / "states", "qwen3_5")
+    positions = tiny_checkpoint(tmp_path / "positions", "gpt2", n_positions=64)
+    two_heads = tiny_checkpoint(tmp_path / "heads", num_attention_heads=2, num_key_value_heads=2)
+    cases: list[tuple[Path, Path, dict[str, Any], str]] = [
+        (target, other_tokens, {}, "other tokens than the model: 2 of .* differ, the first is token 7"),
+        (windows, target, {}, "sees windows of 16 tokens"),
+        (target, states, {}, "cannot guess for another model"),
+        (target, positions, {}, "has embeddings of 64 positions, requests have up to"),
+        (two_heads, target, {"tensor_parallel_size": 2}, "its 3 attention heads and 1 KV heads do not divide"),
+        (target, tmp_path / "missing", {}, "--draft-model"),
+    ]
+    for number, (model, draft, options, words) in enumerate(cases):
+        with pytest.raises(ConfigError, match=words):
+            resolved(tmp_path / f"run{number}", model, draft, **options)
