@@ -40,6 +40,7 @@ class WaitReason(Enum):
     TIER = auto()  # its blocks are on their way from a disk, a remote store or a peer
     ADAPTER = auto()  # its adapter is in no slot of the workers
     BLOB = auto()  # its adapter or media are on their way from a gateway
+    TURN = auto()  # it pools, and the next step has no tokens for it
 
 
 LEGAL_MOVES = {

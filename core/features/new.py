@@ -20,6 +20,7 @@ from .grammar.prover import GrammarProver
 from .media.row_media import RowMedia
 from .pause import Pause
 from .speculation.lookup import lookup_of
+from .texts import Texts
 from .tiers.offload import Offload
 from .tiers.options import Tiers
 from .tiers.tier_feature import TierFeature
@@ -60,7 +61,7 @@ def new_features(
     if around.blobs is not None:
         around.blobs.connect(waiting, engine)
         holders.append(around.blobs)
-    in_order = [*holders, Flex(scheduler, spec.config.flex_share)]
+    in_order = [*holders, Flex(scheduler, spec.config.flex_share), Texts(scheduler, spec.max_num_batched_tokens)]
     if around.on_admission is not None:
         in_order.append(AdmissionNotes(around.on_admission))
     proposer = lookup_of(spec, scheduler, has_exact_drafts=around.has_exact_drafts)

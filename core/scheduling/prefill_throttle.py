@@ -5,8 +5,8 @@ decoding rows may add half a step's time, and each further prompt as much again;
 of prompts gets the whole budget, and so do its last prompts, for as many steps as the burst had before: if they were
 held back, they would decode alone after all others. The cost of prompt tokens is learned from finished steps.
 
-Why a time, too: a limit by the step's time alone held a prompt of 2,000 tokens back for 20 seconds beside 16 rows whose
-steps take 40 ms. Under load it made first tokens wait up to twice as long, and the mean time between tokens no shorter:
+Why a time, too: a limit by the step's time alone held a prompt of 2,000 tokens back for 20 seconds beside 16 rows with
+steps of 40 ms. Under load it made first tokens wait up to twice as long, and the mean time between tokens no shorter:
 tokens of prompts that are held back are computed later, in smaller and less efficient chunks.
 """
 
@@ -88,24 +88,25 @@ class PrefillThrottle:
             bounds.append(int(seconds / self._prompt_token_s))
         return min(bounds, default=None)
 
+    @property
+    def token_beside_s(self) -> float | None:
+        """Estimate the seconds that a prompt token adds to a step of decoding rows; None if the cost is unknown."""
+        return None if self._prompt_token_s is None else self._prompt_token_s * self._times_as_long
+
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Return how many of the `budget` tokens that `num_decodes` decoding rows leave may go to `num_prompts` prompts
         in the next step: all in a burst, for its last prompts, or while the costs are unknown; else at least
         MIN_TOKENS, as far as the budget has them. If no step has had this size of batch, the costs of the next smaller
         one apply. Call it once for each step whose rows may change."""
         if num_decodes <= CROWD * num_prompts:
-            self._burst_steps += 1
+            self._burst_steps += num_prompts > 0
             return budget
         is_tail = num_prompts > 0 and self._burst_steps > 0
         self._burst_steps = self._burst_steps - 1 if is_tail else 0
-        if is_tail or self._prompt_token_s is None:
+        decode_s, token_s = self.seconds(num_decodes, 0), self.token_beside_s
+        if is_tail or decode_s is None or token_s is None:
             return budget
-        known = [size for size in self._decode_step_s if size <= num_decodes.bit_length()]
-        if not known:
-            return budget
-        token_s = self._prompt_token_s * self._times_as_long
-        tokens = int(pause_s(self._decode_step_s[max(known)], num_prompts) / token_s)
-        return min(budget, max(tokens, MIN_TOKENS))
+        return min(budget, max(int(pause_s(decode_s, num_prompts) / token_s), MIN_TOKENS))
 
 
 def pause_s(decode_step_s: float, num_prompts: int) -> float:

@@ -3,6 +3,7 @@
     engine-launch bench pooling ./all-MiniLM-L6-v2 --texts 1000 --with-sentence-transformers
     engine-launch bench pooling ./all-MiniLM-L6-v2 --texts 1000 --with-sentence-transformers --with-onnxruntime
     engine-launch bench pooling ./reranker --scores --texts 200
+    engine-launch bench pooling demo --beside 16 --rate 50 --seconds 20
 
 The lengths of the texts are those of sentences and paragraphs: a lognormal draw of words, the same in each round. The
 words are drawn anew, so that no prefix is cached. With --with-sentence-transformers the texts go to that library in
@@ -10,6 +11,10 @@ this process as well, in turn with the engine (A B A B), with as many threads. T
 ratios; the largest difference of a number is reported, too. --with-onnxruntime adds the same library with the
 transformer as an ONNX graph (onnx_encoder.py), as its backend "onnx" has it, in the same rounds. All flags of
 engine-launch are taken.
+
+With --beside, so many rows generate in a model that serves both, alone and beside --rate texts a second of --words
+tokens, in turn, for --seconds each: p50 and p99 of the times between tokens and to the first token, and of those to a
+vector.
 """
 
 from __future__ import annotations
@@ -22,9 +27,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenloom import LLM
+from tokenloom.frontend.launcher.options.options import config_from_keywords
+from tokenloom.frontend.llm import open_private
 from tokenloom.scripts.bench.onnx_encoder import compute_with_onnxruntime
 from tokenloom.scripts.bench.report import median
 from tokenloom.scripts.bench.runner import Case, Setup
+from tokenloom.scripts.bench.texts_beside import Shape, measure_beside
 from tokenloom.workers.machine.cpu_threads import num_cpu_threads
 
 WORDS = """a the of and city lies at fjord brick red blue sea capital how many ships sail there every day when wind
@@ -102,6 +110,12 @@ def largest_difference(ours: Results, theirs: Results) -> float:
 
 def measure(setup: Setup) -> None:
     asked, report = setup.arguments, setup.report
+    if asked.beside:
+        transport, close = open_private(config_from_keywords("LLM", setup.folder, setup.options))
+        setup.stack.callback(close)
+        shape = Shape(asked.beside, asked.rate, asked.words, asked.seconds)
+        measure_beside(transport, shape, asked.rounds, setup.workload.vocab_size, report)
+        return
     llm = setup.stack.enter_context(LLM(setup.folder, **setup.options))
     engine = Engine(llm, asked.scores)
     texts = Texts(asked.texts, asked.words)
@@ -141,5 +155,8 @@ OPTIONS = {
     "--with-sentence-transformers": (False, "compare with that library, which must be installed"),
     "--with-onnxruntime": (False, "compare with that library over onnxruntime; onnx must be installed, too"),
     "--batch-size": (32, "batch size of sentence-transformers"),
+    "--beside": (0, "measure texts beside so many rows that generate, instead"),
+    "--rate": (50.0, "texts a second, with --beside"),
+    "--seconds": (20.0, "of each arm, with --beside"),
 }
 CASE = Case("pooling", measure, OPTIONS, rounds=3)
