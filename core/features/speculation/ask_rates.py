@@ -42,7 +42,6 @@ class _Size:
     asking: _Rate
     other: _Rate
     pass_s: float = 0.0  # of one pass through the draft model; 0: unknown
-    num_left: int = 0  # steps of a trial
     num_until_trial: int = FIRST_PAUSE
     pause: int = FIRST_PAUSE
 
@@ -63,8 +62,7 @@ class AskRates:
             return False
         if size.asking.num_steps < NUM_FIRST:
             return True
-        is_better = self._is_better(size)
-        return is_better != (size.num_left > 0)
+        return self._is_better(size)
 
     def _is_better(self, size: _Size) -> bool:
         return size.asking.per_second > GAIN * size.other.per_second
@@ -81,15 +79,13 @@ class AskRates:
         if min(size.asking.num_steps, size.other.num_steps) < NUM_FIRST:
             return
         is_better = self._is_better(size)
+        size.num_until_trial -= 1
         if is_better != was_better:
-            size.num_left, size.pause, size.num_until_trial = 0, FIRST_PAUSE, FIRST_PAUSE
-        elif size.num_left:
-            size.num_left -= 1
-        else:
-            size.num_until_trial -= 1
-            if size.num_until_trial <= 0:
-                size.num_left, size.pause = NUM_TRIAL, min(2 * size.pause, LAST_PAUSE)
-                size.num_until_trial = size.pause
+            size.pause = size.num_until_trial = FIRST_PAUSE
+        elif size.num_until_trial <= 0:
+            slower = size.other if is_better else size.asking
+            slower.num_steps = NUM_FIRST - NUM_TRIAL  # so that few steps count as much as all before
+            size.pause = size.num_until_trial = min(2 * size.pause, LAST_PAUSE)
 
     def least_chance(self, num_rows: int, plain_s: float, marginal_s: float) -> float:
         """Return how likely all drafts of a row must be right for another pass to pay: it costs a share of the pass and
