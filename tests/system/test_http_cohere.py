@@ -31,7 +31,8 @@ def test_each_api_version_has_its_response_format(http: httpx2.Client) -> None:
     assert second["texts"] == TEXTS and second["response_type"] == "embeddings_by_type" and second["id"] == "embd-mine"
     num_tokens = sum(http.post("/tokenize", json={"prompt": text}).json()["count"] for text in TEXTS)
     units = {"input_tokens": num_tokens, "image_tokens": 0}
-    assert second["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
+    tokens = {"input_tokens": num_tokens, "output_tokens": 0}
+    assert second["meta"] == {"api_version": {"version": "2"}, "billed_units": units, "tokens": tokens}
     first = embed(http, "/v1/embed", texts=TEXTS)
     assert first["response_type"] == "embeddings_floats" and first["meta"]["api_version"] == {"version": "1"}
     np.testing.assert_allclose(first["embeddings"], second["embeddings"]["float"], atol=1e-4)

@@ -46,6 +46,22 @@ def test_token_ids_and_their_text_get_equal_vectors_in_each_encoding(http: httpx
     assert cut == pytest.approx([x / length for x in expected[0][:8]], abs=1e-4)
 
 
+def test_similarities_are_the_cosines_of_the_vectors(http: httpx2.Client, door: httpx2.Client) -> None:
+    compared = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    source, *others = embed(http, input=TEXTS)
+    expected = [sum(a * b for a, b in zip(source, each, strict=True)) for each in others]
+    assert ask(http, "/similarity", inputs=compared, parameters={}) == pytest.approx(expected, abs=1e-4)
+    long = {"source_sentence": TEXTS[0], "sentences": ["long " * 3000]}
+    assert http.post("/similarity", json={"inputs": long}).status_code == 400
+    cut = {"truncate": True, "truncation_direction": "Left"}
+    assert len(ask(http, "/similarity", inputs=long, parameters=cut)) == 1
+    named = ask(door, "/similarity", inputs=compared, parameters={"prompt_name": "query"})
+    source, *others = embed(door, input=["Find: " + text for text in TEXTS])
+    assert named == pytest.approx([sum(map(float.__mul__, source, each)) for each in others], abs=1e-4)
+    for wrong in ({"source_sentence": "a", "sentences": []}, {"source_sentence": "a"}, ["a"], "a"):
+        assert http.post("/similarity", json={"inputs": wrong}).status_code == 400
+
+
 def test_a_chat_is_embedded_as_its_rendered_prompt(http: httpx2.Client) -> None:
     for more in ({}, {"add_generation_prompt": True}, {"add_special_tokens": True}):
         chat = {"add_generation_prompt": False, "messages": QUESTION} | more

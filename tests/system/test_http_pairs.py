@@ -75,6 +75,32 @@ def test_classes_have_their_labels_and_transformers_probabilities(http: httpx2.C
     )
 
 
+def test_clients_of_sagemaker_and_of_the_hub_reach_the_models_own_task_at_one_path(
+    http: httpx2.Client, ranks: httpx2.Client
+) -> None:
+    text, pairs = {"input": TEXTS[0]}, {"query": QUERY, "documents": TEXTS}
+    hub = {"inputs": TEXTS[0], "parameters": {"top_k": 2}}  # huggingface_hub's InferenceClient.text_classification
+    for path in ("/invocations", "/"):
+        (found,), (expected,) = (ask(http, at, text)["data"] for at in (path, "/classify"))
+        assert found["probs"] == pytest.approx(expected["probs"], abs=TOLERANCE)
+        assert ask(http, path, messages=[{"role": "user", "content": "no"}])["data"][0]["num_classes"] == 3
+        assert [each["label"] for each in ask(http, path, hub)] == [
+            each["label"] for each in ask(http, "/predict", hub)
+        ]
+        assert [each["document"]["text"] for each in ask(ranks, path, pairs)["results"]] == [
+            TEXTS[each["index"]] for each in ask(ranks, "/rerank", pairs)["results"]
+        ]
+        llama_index = {"query": QUERY, "texts": TEXTS}
+        assert [set(each) for each in ask(ranks, path, llama_index)] == [{"index", "score"}] * 3
+        for first, second in (("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")):
+            scored = {first: QUERY, second: TEXTS}
+            found, expected = ([each["score"] for each in ask(ranks, at, scored)["data"]] for at in (path, "/score"))
+            assert found == pytest.approx(expected, abs=TOLERANCE)
+    for client in (http, ranks):
+        answer = client.post("/similarity", json={"inputs": {"source_sentence": "a", "sentences": ["b"]}})
+        assert answer.status_code == 400 and "has no embedding" in answer.json()["error"]["message"]
+
+
 def test_a_task_by_tokens_has_a_row_for_each_token(http: httpx2.Client, classifier: Headed) -> None:
     tokens = ids(http, TEXTS[0])
     (entry,) = ask(http, "/pooling", input=tokens, task="token_classify", use_activation=False)["data"]

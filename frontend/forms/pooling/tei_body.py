@@ -1,8 +1,10 @@
-"""Bodies of /embed and /predict, in the form of Hugging Face's Text Embeddings Inference."""
+"""Bodies of /embed, /similarity and /predict, in the form of Hugging Face's Text Embeddings Inference."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import msgspec
 
 from ....ipc.errors import RequestError
 from ..field import means, ours
@@ -40,6 +42,53 @@ class TeiEmbedRequest(Body, frozen=True, kw_only=True):
             prompt_name=self.prompt_name,
             truncate_prompt_tokens=-1 if self.truncate else None,
             truncation_side=side_of(self.truncation_direction),
+            request_id=self.request_id,
+        )
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A text, and those that it is compared with."""
+
+    source_sentence: Annotated[str, means("The text that the others are compared with.")]
+    sentences: Annotated[Annotated[list[str], items(1, MAX_PROMPTS)], means("The other texts.")]
+
+
+class SimilarityParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """How the texts of /similarity are embedded."""
+
+    truncate: Truncate = None
+    truncation_direction: Direction = None
+    prompt_name: Annotated[
+        str | None, means("The checkpoint's prompt to put before each text.", "the checkpoint's default")
+    ] = None
+
+
+class SimilarityRequest(Body, frozen=True, kw_only=True):
+    """POST /similarity: the cosine of a text's vector and each of others'."""
+
+    EXAMPLE: ClassVar = {"inputs": {"source_sentence": "Paris", "sentences": ["Oslo", "Lego"]}}
+
+    inputs: Annotated[Compared, means("The texts.")]
+    parameters: Annotated[SimilarityParameters | None, means("How they are embedded.")] = None
+    request_id: Annotated[RequestId | None, ours("The caller's own id.", "a random one")] = None
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts, the compared one first. RequestError if there are no others, or too many."""
+        count = len(self.inputs.sentences)
+        if not 1 <= count <= MAX_PROMPTS:
+            raise RequestError(f"inputs.sentences has {count} texts: give 1 to {MAX_PROMPTS}")
+        return [self.inputs.source_sentence, *self.inputs.sentences]
+
+    @property
+    def embed_request(self) -> TeiEmbedRequest:
+        """The request that embeds the texts."""
+        given = self.parameters or SimilarityParameters()
+        return TeiEmbedRequest(
+            inputs=[*self.texts],
+            truncate=given.truncate,
+            truncation_direction=given.truncation_direction,
+            prompt_name=given.prompt_name,
             request_id=self.request_id,
         )
 

@@ -33,7 +33,7 @@ from ...forms.openai.schema import BatchChatRequest, ChatRequest, CompletionRequ
 from ...forms.openai.transcription_body import TranscriptionRequest, TranslationRequest
 from ...forms.pooling.pooling_body import ClassificationRequest, PoolingRequest, ScoreRequest
 from ...forms.pooling.rerank_body import RerankRequest
-from ...forms.pooling.tei_body import PredictRequest, TeiEmbedRequest
+from ...forms.pooling.tei_body import PredictRequest, SimilarityRequest, TeiEmbedRequest
 from ...forms.speech.families import prompts_of
 from ...listening.web_pages import WebPages
 from ...state.responses import ResponseStore
@@ -54,7 +54,7 @@ from ..api.openai.stored_responses import StoredResponses
 from ..api.pooling.pooled_results import PooledResults
 from ..api.pooling.pooling import Classification, Pooling
 from ..api.pooling.scores import Reranking, Scores
-from ..api.pooling.tei import Prediction, TeiEmbeddings
+from ..api.pooling.tei import Prediction, Similarities, TeiEmbeddings
 from ..api.speech.transcription import Hearing, Transcription
 from ..bodies.body_parser import BodyT, ParsedBody
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
@@ -180,6 +180,7 @@ class GeneratingEndpoints:
         found = [
             self._endpoint("/pooling", "Results of any pooling task", PoolingRequest, pool, "input"),
             self._endpoint("/embed", "Embeddings, in TEI's form", TeiEmbedRequest, self._embed, "inputs"),
+            self._endpoint("/similarity", "Cosines, in TEI's form", SimilarityRequest, self._compare, "inputs"),
         ]
         scored = (
             ("/score", "Scores of pairs of texts", ScoreRequest, self._score, "documents"),
@@ -245,6 +246,9 @@ class GeneratingEndpoints:
     async def _embed(self, parsed: ParsedBody[TeiEmbedRequest], model: str) -> TeiEmbeddings:
         return TeiEmbeddings(self._engine, parsed, model)
 
+    async def _compare(self, parsed: ParsedBody[SimilarityRequest], model: str) -> Similarities:
+        return Similarities(self._engine, parsed, model)
+
     async def _score(self, parsed: ParsedBody[ScoreRequest], model: str) -> Scores:
         return Scores(self._engine, parsed, model, self._spec.model.pooling.tasks)
 
@@ -297,7 +301,7 @@ def new_app(
         ControlEndpoints(engine, frontend, spec),
         InfoEndpoints(frontend, spec, None if template is None else template.source),
         PageEndpoints(engine, frontend, spec, peers),
-        Invocations(generating),
+        Invocations(generating, spec.model),
         StreamEndpoints(streams, peers),
     )
     endpoints = [*generating, *stored, *(each for group in others for each in group.endpoints())]

@@ -137,7 +137,8 @@ class HttpMiddleware:
             message = "the server has as many connections as it can hold: try again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
-        if scope["path"] not in OPEN_PATHS and OF_ENGINE not in scope:
+        is_open = scope["path"] in OPEN_PATHS and (scope["path"] not in OPEN_PAGES or scope["method"] != "POST")
+        if not is_open and OF_ENGINE not in scope:
             self._check_caller(scope, headers)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_bytes(scope):

@@ -75,7 +75,7 @@ _TAG_BY_PREFIX = {  # the first that matches; other paths are Control
     "/v1/unload_lora": "Control",
     "/v1/": "OpenAI",
     **dict.fromkeys(("/tokenize", "/detokenize", "/abort", "/generative_scoring"), "Tokens"),
-    **dict.fromkeys(("/pooling", "/classify", "/score", "/rerank", "/embed", "/predict"), "Scores"),
+    **dict.fromkeys(("/pooling", "/classify", "/score", "/rerank", "/embed", "/similarity", "/predict"), "Scores"),
     **dict.fromkeys(("/dashboard", "/chat", "/docs", "/openapi.json"), "Pages"),
     **dict.fromkeys(("/health", "/ready", "/ping", "/load", "/version", "/metrics", "/server_info"), "State"),
     "/tokenizer_info": "State",

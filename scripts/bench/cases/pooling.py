@@ -125,7 +125,8 @@ def measure(setup: Setup) -> None:
     for name in [name for name, is_asked in asked_peers.items() if is_asked]:
         is_onnx = name == "onnxruntime"
         peers[name] = sentence_transformers_peer(str(setup.folder), asked.scores, threads, asked.batch_size, is_onnx)
-    for call in (engine, *peers.values()):
+    calls: list[Call] = [engine, *peers.values()]
+    for call in calls:
         call(texts.of_round(0)[: max(asked.texts // 8, 1)])  # warm up
     ours: list[float] = []
     ratios: dict[str, list[float]] = {name: [] for name in peers}

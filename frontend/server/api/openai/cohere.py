@@ -40,7 +40,8 @@ class CohereEmbeddings(Embeddings):
             self._check_lengths(run)
             encoded = {kind: await in_slices(map(COHERE_TYPES[kind], vectors)) for kind in kinds or ["float"]}
             units = {"input_tokens": run.num_prompt_tokens, "image_tokens": 0}
-            meta = {"api_version": {"version": str(self._version)}, "billed_units": units}
+            tokens = {"input_tokens": run.num_prompt_tokens, "output_tokens": 0}
+            meta = {"api_version": {"version": str(self._version)}, "billed_units": units, "tokens": tokens}
             kind, shown = ("embeddings_floats", encoded["float"]) if is_bare else ("embeddings_by_type", encoded)
             body = {"id": self.id, "texts": self._texts, "embeddings": shown, "meta": meta, "response_type": kind}
             return encode_json(body)

@@ -1,4 +1,4 @@
-"""TeiEmbeddings and Prediction: the responses of /embed and /predict, as Text Embeddings Inference gives them."""
+"""The responses of /embed, /similarity and /predict, in the form of Text Embeddings Inference."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from .....ipc.codec import JsonObject
 from .....ipc.messages.base import BulkArray
 from .....ipc.messages.client import Submit
+from .....ipc.messages.intake import BodyInput
 from .....ipc.params.pooling_params import PoolingParams
 from .....ipc.params.sampling_params import SamplingParams
 from ....forms.openai.errors import encode_json
-from ....forms.pooling.tei_body import PredictRequest, TeiEmbedRequest, side_of
+from ....forms.pooling.tei_body import PredictRequest, SimilarityRequest, TeiEmbedRequest, side_of
 from ....forms.prompts import check_text
 from ...bodies.body_parser import ParsedBody
 from ..openai.embeddings import Embeddings
@@ -30,6 +31,21 @@ class TeiEmbeddings(Embeddings):
         with self.run() as run:
             found = await self._vectors(run)
             return encode_json(await in_slices(each.tolist() for each in found))
+
+
+class Similarities(TeiEmbeddings):
+    """Response with the cosine of the first text's vector and each other's."""
+
+    def __init__(self, engine: LocalEngine, parsed: ParsedBody[SimilarityRequest], model: str) -> None:
+        body = parsed.body
+        inputs = [BodyInput(text=check_text(text)) for text in body.texts]
+        super().__init__(engine, ParsedBody(body.embed_request, inputs), model)
+
+    async def whole(self) -> bytes:
+        with self.run() as run:
+            source, *others = await self._vectors(run)
+            cosines = (sum(a * b for a, b in zip(source, each, strict=True)) for each in others)
+            return encode_json(await in_slices(cosines))
 
 
 class Prediction(PooledResults):

@@ -153,6 +153,7 @@ def test_without_a_key_other_sites_reach_the_open_paths_alone(headers: list[tupl
     assert set(refused) == {"origin"}
     for path in OPEN_PATHS:
         assert answer_of(middleware, path, headers=headers, server=("127.0.0.1", 8000))[0] == 200, path
+    assert answer_of(middleware, "/", headers=headers, method="POST", server=("127.0.0.1", 8000))[0] == 403
 
 
 @pytest.mark.parametrize("headers", EVIL)
