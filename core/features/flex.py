@@ -26,7 +26,7 @@ from ..scheduling.step_feature import StepFeature, StepPlan
 
 LEAST_TOKENS = 2  # of a step; one token of a prompt would be taken for a decoding row
 STEP_S = 0.25  # of the prompts in a step, while no other request runs
-LEAST_ALONE = 128  # tokens of prompts in such a step: smaller chunks are inefficient
+LEAST_ALONE = 256  # tokens of prompts in such a step: smaller chunks are inefficient
 LONG_STEP_S = 0.1  # after such a step the gap to the next one does not count
 LATELY_S = 30.0  # since another request ran
 SOON_S = 0.02  # of a step, then
