@@ -64,6 +64,11 @@ class ScoreRequest(Scheduled, frozen=True, kw_only=True):
         return found[0]
 
     @property
+    def seconds_field(self) -> str:
+        """The field of the second texts, for errors about them."""
+        return self.names[1]
+
+    @property
     def firsts(self) -> list[str]:
         """The first texts."""
         return _listed(getattr(self, self.names[0]))

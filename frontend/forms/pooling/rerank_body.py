@@ -38,6 +38,11 @@ class RerankRequest(Scheduled, frozen=True, kw_only=True):
     ] = None
 
     @property
+    def seconds_field(self) -> str:
+        """The field of the documents, for errors about them."""
+        return "documents" if self.texts is None else "texts"
+
+    @property
     def seconds(self) -> list[str]:
         """The texts of the documents. RequestError unless exactly one of the fields for them is given, or if a document
         has no text."""

@@ -16,6 +16,7 @@ from ....ipc.messages.intake import BodyInput
 from ...forms.ollama.request_body import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaGenerateRequest
 from ...forms.openai.embedding_body import CohereEmbedRequest, GenerativeScoringRequest, PooledInput
 from ...forms.openai.generation import Body
+from ...forms.openai.params import prompt_errors_about
 from ...forms.openai.prompts import body_inputs
 from ...forms.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ...forms.pooling.pooling_body import ScoreRequest
@@ -97,7 +98,8 @@ def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
         if body.input is not None:
             yield from body_inputs("input", body.input, limits)
     elif isinstance(body, ScoreRequest | RerankRequest):
-        yield from body_inputs("documents", [*body.seconds], limits)
+        with prompt_errors_about(body.seconds_field):
+            yield from body_inputs(body.seconds_field, [*body.seconds], limits)
     elif isinstance(body, TeiEmbedRequest):
         yield from body_inputs("inputs", body.inputs, limits)
     elif isinstance(body, CohereEmbedRequest):

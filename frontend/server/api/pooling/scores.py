@@ -77,12 +77,11 @@ class PairScores(PooledResults):
 class Scores(PairScores):
     """Response of /score."""
 
-    prompt_field = "documents"
-
     def __init__(
         self, engine: LocalEngine, parsed: ParsedBody[ScoreRequest], model: str, tasks: Sequence[PoolingTask]
     ) -> None:
         body = parsed.body
+        self.prompt_field = body.seconds_field
         firsts, seconds = body.firsts, [each.text or "" for each in parsed.inputs]
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
@@ -109,7 +108,7 @@ class Reranking(PairScores):
         self, engine: LocalEngine, parsed: ParsedBody[RerankRequest], model: str, tasks: Sequence[PoolingTask]
     ) -> None:
         body = self._body = parsed.body
-        self.prompt_field = "documents" if body.texts is None else "texts"
+        self.prompt_field = body.seconds_field
         if body.top_n is not None and body.top_n < 0:
             raise RequestError(f"top_n must be at least 0, got {body.top_n}")
         pairs = [(body.query, each.text or "") for each in parsed.inputs]
