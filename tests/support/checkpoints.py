@@ -18,7 +18,7 @@ from tokenloom.ipc.spec.models.model_config import ModelConfig
 from tokenloom.ipc.spec.models.model_file import NATIVE, load_model_config
 from tokenloom.scripts.bench.inputs.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
-from . import families, family_checkpoints, text_encoders, whisper_checkpoints
+from . import families, family_checkpoints, hub_encoders, text_encoders, whisper_checkpoints
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 ENCODER_DECODERS = ("whisper",)
@@ -70,9 +70,12 @@ def tiny_checkpoint(
     """Write a checkpoint with `tiny_config(family, **fields)` into `folder` and return it."""
     if family in ENCODER_DECODERS:
         return whisper_checkpoints.whisper_checkpoint(folder, getattr(torch, dtype), seed, **fields)
+    config = tiny_config(family, **fields)
+    if config["model_type"] in hub_encoders.MODEL_TYPES:
+        return hub_encoders.hub_checkpoint(folder, config, seed)
     is_theirs = family in families.CONFIGS or family in text_encoders.CONFIGS
     write = family_checkpoints.write_family if is_theirs else write_checkpoint
-    return write(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)
+    return write(folder, config, dtype, seed, shard_bytes)
 
 
 NATIVES = [family for family in (*FAMILIES, *families.CONFIGS) if tiny_config(family)["architectures"][0] in NATIVE]  # type: ignore[index]

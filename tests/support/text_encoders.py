@@ -27,7 +27,7 @@ from tokenloom.workers.models.load import load_model
 from tokenloom.workers.step.input_batch import InputBatch
 from tokenloom.workers.step.model_step import compute
 
-from . import families
+from . import families, hub_encoders
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -59,6 +59,41 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gte": {**SHAPE, "model_type": "gte", "architectures": ["GteModel"], "rope_theta": 70.0, "hidden_act": "silu"},
     "gte_without_types": {**SHAPE, "model_type": "gte", "architectures": ["GteModel"], "type_vocab_size": 0},
+    "new": {
+        **SHAPE,
+        "model_type": "new",
+        "architectures": ["NewModel"],
+        "rope_theta": 70.0,
+        "hidden_act": "silu",
+        "rope_scaling": {"type": "ntk", "factor": 3.0},
+    },
+    "new_mixed": {
+        **SHAPE,
+        "model_type": "new",
+        "architectures": ["NewModel"],
+        "rope_theta": 90.0,
+        "hidden_act": "gelu",
+        "type_vocab_size": 0,
+        "rope_scaling": {"type": "ntk", "factor": 5.0, "mixed_b": 0.6},
+    },
+    "jina_v2": {
+        **SHAPE,
+        "model_type": "jina_bert",
+        "architectures": ["JinaBertModel"],
+        "num_attention_heads": 8,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+    },
+    "jina_v2_small": {
+        **SHAPE,
+        "model_type": "jina_bert",
+        "architectures": ["JinaBertForMaskedLM"],
+        "hidden_size": 48,
+        "num_attention_heads": 6,
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "reglu",
+    },
     "jina_v3": {
         **SHAPE,
         "model_type": "jina_embeddings_v3",
@@ -118,11 +153,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def reference_hidden(
     folder: Path, prompts: Mapping[str, list[int]], types: Mapping[str, list[int]]
 ) -> dict[str, Tensor]:
-    """Compute the hidden states of each prompt alone, with transformers in float32."""
+    """Compute the hidden states of each prompt alone in float32, with transformers or, for the models that it does not
+    have, by their formulas."""
     import transformers
 
-    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    model: Any = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32).eval()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] in hub_encoders.MODEL_TYPES:
+        return {name: hub_encoders.hub_hidden(folder, ids, types.get(name)) for name, ids in prompts.items()}
+    model: Any = getattr(transformers, config["architectures"][0]).from_pretrained(folder, dtype=torch.float32).eval()
     model = getattr(model, "base_model", model)
     found = {}
     with torch.inference_mode():

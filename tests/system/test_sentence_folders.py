@@ -47,6 +47,8 @@ def modules(names: list[tuple[str, str]]) -> list[dict[str, object]]:
 def sentence_folder(folder: Path, modes: list[str], *, is_old: bool = False) -> tuple[Headed, dict[str, torch.Tensor]]:
     """Write a folder with all modules; return the transformer and the dense layer's tensors."""
     made = headed_checkpoint(folder, "llama", "none", vocab_size=VOCAB_SIZE, hidden_size=SIZE, num_attention_heads=6)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write(folder, "config.json", config | {"matryoshka_dimensions": [INNER, 8]})
     write(folder, "modules.json", modules(MODULES))
     of_modes: dict[str, object] = {FLAGS[mode]: mode in modes for mode in MODES} if is_old else {"pooling_mode": modes}
     write(folder, "1_Pooling/config.json", {"word_embedding_dimension": SIZE, **of_modes})
@@ -97,6 +99,8 @@ def check(folder: Path, made: Headed, dense: dict[str, torch.Tensor], modes: lis
         cut = llm.embed(PROMPTS, PoolingParams(dimensions=8, use_activation=False), use_tqdm=False)
         with pytest.raises(RequestError, match=f"dimensions is {INNER + 1}, this model's vectors have {INNER}"):
             llm.embed(PROMPTS[:1], PoolingParams(dimensions=INNER + 1), use_tqdm=False)
+        with pytest.raises(RequestError, match=rf"dimensions is 9, this model is trained for \[8, {INNER}\]: use one"):
+            llm.embed(PROMPTS[:1], PoolingParams(dimensions=9), use_tqdm=False)
     for index, prompt in enumerate(PROMPTS * 2):
         joined = torch.cat([pooled(made.states(prompt), mode) for mode in modes])
         bare = torch.tanh(dense["linear.weight"] @ joined + dense["linear.bias"])

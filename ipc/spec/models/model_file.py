@@ -67,6 +67,8 @@ def load_model_config(
         config = _parse(ConfigFile(path, raw), generation, implementation)
         rules, languages = _output_rules(generation, config.vocab_size), _language_ids(generation)
         pooling = with_sentence_files(config.pooling, folder, config.hidden_size)
+        dimensions = ConfigFile(path, raw).wholes("matryoshka_dimensions", least=1)
+        pooling = msgspec.structs.replace(pooling, dimensions=sorted(dimensions))
         if pooling.head is not None and pooling.pair_template is None:
             template = heads.pair_template_of(config.architecture, pooling.head)
             pooling = msgspec.structs.replace(pooling, pair_template=template)

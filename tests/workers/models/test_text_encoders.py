@@ -73,6 +73,10 @@ def nearer(config: ModelConfig) -> dict[str, object]:
     return {"position_bias": msgspec.structs.replace(config.position_bias, max_distance=64)}
 
 
+def ups_first(config: ModelConfig) -> dict[str, object]:
+    return {"names": msgspec.structs.replace(config.names, are_ups_first=True)}
+
+
 def gates_first(config: ModelConfig) -> dict[str, object]:
     return {"names": msgspec.structs.replace(config.names, are_ups_first=False)}
 
@@ -85,6 +89,10 @@ def gates_first(config: ModelConfig) -> dict[str, object]:
         ("bert", lambda config: {"activation": msgspec.structs.replace(config.activation, kind="gelu_tanh")}),
         ("nomic", lambda config: {"ropes": [msgspec.structs.replace(config.ropes[0], theta=60.0)]}),
         ("gte", gates_first),
+        ("new", lambda config: {"ropes": [msgspec.structs.replace(config.ropes[0], kind="default")]}),
+        ("jina_v2", lambda config: {"position_bias": None}),
+        ("jina_v2", lambda config: {"activation": msgspec.structs.replace(config.activation, kind="gelu_tanh")}),
+        ("jina_v2", ups_first),
         ("mpnet", nearer),
         ("mpnet", lambda config: {"first_position": 1}),
         ("modernbert", without_windows),
@@ -122,6 +130,11 @@ def test_bfloat16_is_as_close_to_float32_as_its_rounding(family: str, tmp_path: 
         ("bert", "hidden_act", "tanh"),
         ("roberta", "max_position_embeddings", 1),
         ("mpnet", "max_position_embeddings", 2),
+        ("jina_v2", "use_qk_norm", True),
+        ("jina_v2", "position_embedding_type", "absolute"),
+        ("jina_v2", "feed_forward_type", "original"),
+        ("new", "pack_qkv", False),
+        ("new", "logn_attention_scale", True),
         ("mpnet", "relative_attention_num_buckets", 16),
     ],
 )

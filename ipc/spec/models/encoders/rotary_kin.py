@@ -1,4 +1,7 @@
-"""ROTARY_KIN: encoders of text with rotary positions: Nomic, GTE and Jina v3, with BERT's norms, and ModernBERT."""
+"""ROTARY_KIN: encoders of text with rotary positions: Nomic, GTE and Jina v3, with BERT's norms, and ModernBERT.
+
+GTE's layers have two names: `Gte` of transformers and of Snowflake, and `New` of Alibaba's code on the hub.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +54,16 @@ NOMIC_CONSTANTS = {  # fields of older files, and the values that are served
 }
 
 
-def nomic_encoder(file: ConfigFile) -> bool:
-    """Return true. ConfigError for a file of the first code that asks for other layers."""
-    for name, served in NOMIC_CONSTANTS.items():
+def served_alone(file: ConfigFile, constants: Mapping[str, object]) -> bool:
+    """Return true. ConfigError for a file of the first code that asks for other layers than those of `constants`."""
+    for name, served in constants.items():
         if name in file and file.get(name) != served:
             file.refuse(f"{name} {file.get(name)!s:.100} is not supported, {served} is")
     return True
+
+
+def nomic_encoder(file: ConfigFile) -> bool:
+    return served_alone(file, NOMIC_CONSTANTS)
 
 
 def nomic_length(file: ConfigFile) -> int:
@@ -75,8 +82,35 @@ NOMIC: Mapping[str, Rule] = {
     "has_mlp_bias": False,
     "names": FLASH_NAMES,
 }
+GTE_CONSTANTS = {  # fields of the hub's code, and the values that are served
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "pack_qkv": True,
+    "logn_attention_scale": False,
+    "logn_attention_clip1": False,
+}
+
+
+def gte_encoder(file: ConfigFile) -> bool:
+    return served_alone(file, GTE_CONSTANTS)
+
+
+def gte_ropes(file: ConfigFile) -> list[RopeConfig]:
+    """Return the rotary embedding. The type ntk of the hub's code divides the frequency of pair i, from 1 on, of n by
+    factor^((i / n)^mixed_b), whatever the length of a text."""
+    scaling, size = file.part(fields.rope_field(file)), head_dim_of(file)
+    if (scaling.get("rope_type") or scaling.get("type")) != "ntk":
+        return [fields.rope_of(file, size)]
+    plain = fields.rope_of(file.with_fields({"rope_scaling": None, "rope_parameters": None}), size)
+    factor, power, num_pairs = scaling.above_zero("factor"), scaling.above_zero("mixed_b", 1.0), size // 2
+    factors = [max(factor, 1.0) ** ((pair / num_pairs) ** power) for pair in range(1, num_pairs + 1)]
+    return [msgspec.structs.replace(plain, kind="divided", parameters={"factors": factors})]
+
+
 GTE: Mapping[str, Rule] = {
     **NO_TABLE,
+    "is_encoder": gte_encoder,
+    "ropes": gte_ropes,
     "activation": activation("hidden_act", "gelu"),
     "has_up_bias": False,
     "names": msgspec.structs.replace(
@@ -179,6 +213,13 @@ ROTARY_KIN: dict[str, Family] = {
             "type_vocab_size": 1,
             "rope_theta": 160000.0,
         },
+    ),
+    **family(
+        "New",
+        "new",
+        ("lm_head.", "classifier."),
+        GTE,
+        {**BERT_SHAPE, "vocab_size": 30528, "max_position_embeddings": 2048, "type_vocab_size": 1},
     ),
     **family(
         "JinaEmbeddingsV3",

@@ -17,7 +17,7 @@ from .pooling_config import DenseConfig, DenseNormConfig, HeadActivation, HeadCo
 
 SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
 DENSE: Mapping[str, tuple[str, HeadActivation, str]] = {  # by family: the layer before the classes, and that of these
-    "Bert": ("bert.pooler.dense", "tanh", "classifier"),
+    **dict.fromkeys(("Bert", "JinaBert"), ("bert.pooler.dense", "tanh", "classifier")),
     **dict.fromkeys(
         ("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3", "MPNet"),
         ("classifier.dense", "tanh", "classifier.out_proj"),
@@ -25,6 +25,7 @@ DENSE: Mapping[str, tuple[str, HeadActivation, str]] = {  # by family: the layer
     "DistilBert": ("pre_classifier", "relu", "classifier"),
     "NomicBert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
     "Gte": ("gte.pooler.dense", "tanh", "classifier"),
+    "New": ("new.pooler.dense", "tanh", "classifier"),
 }
 
 

@@ -63,7 +63,7 @@ def windows(model: ModelConfig) -> list[int | None]:
     return [layer.window for layer in model.layers]
 
 
-NOT_ONE_ROPE = {"gpt2", "nemotron_h", "nemotron_h_moe", "gemma4"}  # none, none, none, two
+NOT_ONE_ROPE = {"bert", "gpt2", "nemotron_h", "nemotron_h_moe", "gemma4", "gemma-embedding"}  # none, or two
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES.keys() - NOT_ONE_ROPE))
