@@ -90,6 +90,11 @@ class ResponseStore:
 
         await self._database.do(work)
 
+    async def set_request(self, response_id: str, request: bytes) -> None:
+        """Replace the request of a response; do nothing if no response with this id is open."""
+        query = "UPDATE responses SET request = ? WHERE id = ? AND is_open"
+        await self._database.do(lambda database: database.execute(query, (request, response_id)))
+
     async def get(self, response_id: str) -> Record | None:
         if not self.is_on:
             return None

@@ -23,6 +23,7 @@ from tokenloom.tests.system.fleet import wait_running
 from tokenloom.tests.system.launched import RECOVERY_S, lost, reconnecting, served
 
 OPTIONS = ["--dtype", "float32", "--num-kv-blocks", "256", "--frontends", "2", "--http", "0", "--hang-timeout-s", "2"]
+CHATS = "/v1/chat/completions"
 PROCESSES = ("frontend", "frontend 1")
 LONG = {"input": "Hi", "background": True, "stream": True, "ignore_eos": True, "max_output_tokens": 400}
 
@@ -45,6 +46,28 @@ def clients(engine: Engine) -> Iterator[list[Client]]:
     """A client of each frontend alone."""
     with ExitStack() as stack:
         yield [stack.enter_context(reconnecting(engine, place)) for place in (0, 1)]
+
+
+def read_on(door: httpx2.Client, path: str, begun: threading.Event) -> str:
+    """Return a stream's events; set `begun` after the first bytes."""
+    received = ""
+    with door.stream("GET", path) as stream:
+        for part in stream.iter_text():
+            begun.set()
+            received += part
+    return received
+
+
+def text_of(events: str) -> str:
+    """Return the text of the deltas of a stream, which must have one end."""
+    bodies = [line[6:] for line in events.splitlines() if line.startswith("data: ")]
+    assert bodies.count("[DONE]") + sum('"response.incomplete"' in body for body in bodies) == 1, bodies[-3:]
+    found = [json.loads(body) for body in bodies if body != "[DONE]"]
+    numbers = [each["sequence_number"] for each in found if "sequence_number" in each]
+    assert numbers == list(range(len(numbers)))
+    deltas = [each["delta"] for each in found if "delta" in each]
+    deltas += [choice["delta"].get("content") or "" for each in found for choice in each.get("choices", ())]
+    return "".join(deltas)
 
 
 def open_answers(door: httpx2.Client) -> list[dict[str, Any]]:
@@ -134,6 +157,33 @@ def test_http_goes_on_while_frontends_are_lost(engine: Engine) -> None:
     assert not any(thread.is_alive() for thread in threads) and len(set(texts)) == 1
     assert len(failures) <= 2 * len(threads), failures  # those that the lost frontends were answering
     assert not [failure for failure in failures if "Timeout" in failure], "no connection waits for ever"
+
+
+def test_a_stream_that_is_passed_on_outlives_both_frontends(engine: Engine, doors: list[httpx2.Client]) -> None:
+    one, other = doors
+    told = LONG | {"temperature": 0, "max_output_tokens": 200}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "seed": 4, "max_tokens": 200}
+    chat["ignore_eos"] = True
+    calm = [text_of(one.post(path, json=body).text) for path, body in (("/v1/responses", told), (CHATS, chat))]
+    for names in (["frontend"], ["frontend", "frontend 1"]):
+        with one.stream("POST", "/v1/responses", json=told) as stream:
+            first = next(line for line in stream.iter_lines() if line.startswith("data: "))
+        with one.stream("POST", CHATS, json=chat, headers={"x-stream-resume": "60"}) as stream:
+            path = f"/v1/streams/{stream.headers['x-stream-id']}"
+        paths = [f"/v1/responses/{json.loads(first[6:])['response']['id']}?stream=true", path]
+        with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+            door = other
+            if len(names) > 1:  # of kept connections, one at each frontend
+                door = stack.enter_context(httpx2.Client(base_url=engine.url, timeout=RECOVERY_S))
+                paths.insert(0, paths[0])
+            begun = [threading.Event() for _ in paths]
+            found = [pool.submit(read_on, door, *each) for each in zip(paths, begun, strict=True)]
+            for each in begun:
+                assert each.wait(RECOVERY_S)
+            for name in names:
+                stack.enter_context(lost(engine, name))
+            texts = [text_of(each.result(RECOVERY_S)) for each in found]
+        assert texts == [*calm[:1] * (len(paths) - 1), calm[1]]
 
 
 def test_open_answers_and_background_responses_are_reached_through_any_frontend(

@@ -2,7 +2,8 @@
 
 A connection reaches any frontend, but an open answer, or a response being generated in the background, belongs to one.
 Each frontend therefore listens on a socket in the run directory, and passes such a request, with its headers, on to
-another frontend. A request that was passed on is not passed on again.
+another frontend. A request that was passed on is not passed on again. A stream that is passed on goes on after the loss
+of either frontend (api/openai/passed_stream.py).
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
-from urllib.parse import quote
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from ....ipc.spec.config.engine_spec import EngineSpec
 from ...forms.openai.errors import HttpError
+from ..api.openai.passed_stream import LostPeer, PassedStream, Place
 
 PASSED_ON = "x-tokenloom-passed-on"  # header that marks a request from another frontend
 _HOP_BY_HOP = ("connection", "content-length", "transfer-encoding", "keep-alive", "expect")
 _BACKLOG = 128
+PATIENCE_S = 60.0  # longest wait for the successor of a frontend that makes a stream
+RETRY_S = 0.1
 
 
 class Peers:
@@ -57,42 +62,100 @@ class Peers:
         return None
 
     async def ask(self, request: Request, index: int, body: bytes = b"") -> Response:
-        """Return another frontend's answer to the request with this body; HttpError 503 if that frontend is being
+        """Return another frontend's whole answer to the request with this body; HttpError 503 if that frontend is being
         replaced."""
         try:
-            reader, writer = await asyncio.open_unix_connection(self._path(index))
+            return await (await self._send(request, index, body)).whole()
+        except (OSError, asyncio.IncompleteReadError, LostPeer):
+            raise _is_replaced() from None
+
+    async def follow(self, request: Request, index: int, place: Place) -> Response:
+        """Return the stream of another frontend, from a place on. While that frontend is being replaced, wait:
+        HttpError 503 if that takes longer than PATIENCE_S."""
+        answer = await self._ask_patiently(request, index, place)
+        if not answer.is_stream:
+            return await answer.whole()
+
+        async def ask_again() -> AsyncGenerator[bytes, None]:
+            found = await self._ask_patiently(request, index, place)
+            if not found.is_stream:
+                raise HttpError(found.status, "the rest of the stream is not there any more")
+            return found.parts
+
+        stream = PassedStream(answer.parts, place, ask_again)
+        stream.headers_sent = tuple((name.encode(), value.encode()) for name, value in answer.headers.items())
+        return stream
+
+    async def _ask_patiently(self, request: Request, index: int, place: Place) -> _Answer:
+        """Ask for the stream behind a place until the other frontend answers."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while True:
             try:
-                return await _exchange(request, body, reader, writer)
-            except BaseException:
-                writer.close()
-                raise
-        except (OSError, asyncio.IncompleteReadError):
-            headers = {"retry-after": "1"}
-            raise HttpError(503, "the frontend that has it is being replaced: ask again", headers=headers) from None
+                return await self._send(request, index, b"", place)
+            except (OSError, asyncio.IncompleteReadError):
+                if loop.time() > deadline:
+                    raise _is_replaced() from None
+            await asyncio.sleep(RETRY_S)
+
+    async def _send(self, request: Request, index: int, body: bytes, place: Place | None = None) -> _Answer:
+        reader, writer = await asyncio.open_unix_connection(self._path(index))
+        try:
+            writer.write(_encode(request, body, place))
+            await writer.drain()
+            return await _Answer.begin(reader, writer)
+        except BaseException:
+            writer.close()
+            raise
 
     def _path(self, index: int) -> str:
         return str(self._folder / f"http-{index}.sock")
 
 
-async def _exchange(
-    request: Request, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> Response:
-    query = request.scope["query_string"].decode("latin-1")
+def _is_replaced() -> HttpError:
+    return HttpError(503, "the frontend that has it is being replaced: ask again", headers={"retry-after": "1"})
+
+
+def _encode(request: Request, body: bytes, place: Place | None) -> bytes:
+    query, left_out = request.scope["query_string"].decode("latin-1"), list(_HOP_BY_HOP)
+    if place is not None:
+        query = urlencode({**request.query_params, **place.parameters()})
+        left_out.append("last-event-id")
     target = quote(request.scope["path"]) + (f"?{query}" if query else "")
-    kept = [f"{name}: {value}" for name, value in request.headers.items() if name not in _HOP_BY_HOP]
+    kept = [f"{name}: {value}" for name, value in request.headers.items() if name not in left_out]
     lines = [f"{request.method} {target} HTTP/1.1", *kept, f"content-length: {len(body)}", f"{PASSED_ON}: 1"]
-    writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
-    await writer.drain()
-    status_line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-    is_chunked = headers.get("transfer-encoding") == "chunked"
-    kept_headers = {name: value for name, value in headers.items() if name not in _HOP_BY_HOP}
-    pieces = _chunks(reader) if is_chunked else _whole(reader, int(headers.get("content-length", "0")))
-    return StreamingResponse(_closing(pieces, writer), int(status_line.split()[1]), kept_headers)
+    return "\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body
+
+
+class _Answer(NamedTuple):
+    """Another frontend's answer, of which the head has come."""
+
+    status: int
+    headers: Mapping[str, str]
+    parts: AsyncGenerator[bytes, None]  # of the body; LostPeer if the other frontend ends amid it
+
+    @classmethod
+    async def begin(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Answer:
+        """Read the head."""
+        status_line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+        is_chunked = headers.get("transfer-encoding") == "chunked"
+        parts = _chunks(reader) if is_chunked else _whole(reader, int(headers.get("content-length", "0")))
+        kept_headers = {name: value for name, value in headers.items() if name not in _HOP_BY_HOP}
+        return cls(int(status_line.split()[1]), kept_headers, _closing(parts, writer))
+
+    @property
+    def is_stream(self) -> bool:
+        return self.status == 200 and self.headers.get("content-type", "").startswith("text/event-stream")
+
+    async def whole(self) -> Response:
+        """Read the body."""
+        body = b"".join([part async for part in self.parts])
+        return Response(body, self.status, self.headers)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while size := int((await reader.readline()).partition(b";")[0], 16):
+    while size := int((await reader.readuntil(b"\n")).partition(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
 
 
@@ -100,9 +163,11 @@ async def _whole(reader: asyncio.StreamReader, size: int) -> AsyncIterator[bytes
     yield await reader.readexactly(size)
 
 
-async def _closing(pieces: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> AsyncGenerator[bytes, None]:
+async def _closing(parts: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> AsyncGenerator[bytes, None]:
     try:
-        async for piece in pieces:
-            yield piece
+        async for part in parts:
+            yield part
+    except (OSError, asyncio.IncompleteReadError):
+        raise LostPeer from None
     finally:
         writer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +15,7 @@ from ...forms.openai.messages import with_allowed_tools
 from ...forms.openai.params import schema_errors_about
 from ...forms.openai.response_body import ResponsesRequest, chat_request, schema_field
 from ...state.responses import Record
+from ..api.continuation import Continuation, current
 from ..api.openai.chat import chat_params
 from ..api.openai.events import EventStream
 from ..api.openai.local_engine import LocalEngine
@@ -51,7 +54,7 @@ class ResponseEndpoints:
                 f"starting_after must be 0 or more, got {after}: leave it out to begin with the first event"
             )
         if self._is_elsewhere(record, request):
-            return await self._peers.ask(request, record.owner)
+            return await self._peers.follow(request, record.owner, _EventsPlace(after))
         return EventStream(await self._responses.follow(record, after), bytes)
 
     async def delete(self, request: Request) -> Response:
@@ -108,6 +111,23 @@ class ResponseEndpoints:
             chat_params(with_allowed_tools(chat))  # raises the errors that POST /v1/responses would raise
         token_ids = await self._engine.chat_tokens(ParsedBody(chat, parsed.inputs))
         return json_response({"object": "response.input_tokens", "input_tokens": num_ids(token_ids)})
+
+
+class _EventsPlace:
+    """Place in the events of a response: sequence numbers."""
+
+    is_over = False  # after the last event there are none
+
+    def __init__(self, after: int) -> None:
+        self._after, self._num_before = after, current().num_events
+
+    def parameters(self) -> Mapping[str, str]:
+        last = self._after + self._num_before
+        return {"starting_after": str(last)} if last >= 0 else {}
+
+    def move_past(self, part: bytes, continuation: Continuation) -> None:
+        self._num_before += part.count(b"\ndata: ")  # each event has a name before its data
+        continuation.num_events = self._num_before
 
 
 def _in_parts(item: JsonObject) -> JsonObject:

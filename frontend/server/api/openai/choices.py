@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from .....ipc.codec import JsonObject, num_ids
 from .....ipc.errors import InternalError
-from .....ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit
+from .....ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit, with_digests
 from ....forms.openai.errors import encode_json
 from ....forms.openai.generation import Generation
 from ....forms.openai.params import constraint_field, errors_about, prompt_errors_about
@@ -107,6 +107,11 @@ class EngineResponse(ABC):
     def pin_adapter(self, digest: bytes) -> None:
         """Use the adapter with this digest, even if its name stands for another adapter when the requests run."""
         self._submits = [msgspec.structs.replace(each, adapter_digest=digest) for each in self._submits]
+
+    def pin_media(self, digests: list[bytes]) -> None:
+        """Use the media with these digests of their bytes, even if their URLs lead to others when the requests run."""
+        pinned = [msgspec.structs.replace(each, media=with_digests(each.media, digests)) for each in self._submits]
+        self._submits = pinned
 
     def idle(self) -> bytes:
         """Return the bytes for times without events."""

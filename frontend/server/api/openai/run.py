@@ -79,6 +79,7 @@ class Run:
         self._num_drafts = self._num_accepted_drafts = 0  # counted for ended answers
         self.num_thought_tokens = 0  # those of the completion tokens that are reasoning; set by chats
         self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
+        self.media_digests: list[bytes] = []  # of the bytes of the last accepted prompt's media
         self.waiting: Iterator[Callable[[], None]] | None = None  # submits still to do, one whenever a prompt ends
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
@@ -137,6 +138,7 @@ class Run:
         for position, update in updates:
             if isinstance(update, Accepted):
                 self._prompts[position] = update.prompt_token_ids
+                self.media_digests = update.media_digests
                 self._continuation.note_sources(position, update)
                 continue
             if update.finish_reason == "error":

@@ -28,6 +28,7 @@ logger = logging.getLogger("tokenloom.http")
 
 Fields = dict[str, msgspec.Raw]  # fields of a body, undecoded
 _DIGEST = "adapter_digest"  # key added to a stored request's fields: digest in hex, empty without an adapter
+_MEDIA = "media_digests"  # likewise: digests of the bytes of its media in hex, once its events begin
 _WEIGHTS = "weights_digest"  # likewise: digest of the model's weights
 NewChat = Callable[[ParsedBody[ResponsesRequest], str], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
 
@@ -92,6 +93,7 @@ class StoredResponses:
         response = encode_json(creation.response("queued"))
         record = Record(creation.id, True, True, encode_json(items), encode_json(request), response)
         await self._store.add(record)
+        creation.on_media = partial(self._note_media, record.id, request)
 
         async def created() -> ResponseCreation:
             return creation
@@ -194,13 +196,24 @@ class StoredResponses:
         fields = msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)}
         digest = bytes.fromhex(msgspec.json.decode(fields.pop(_DIGEST, b'""')))
         weights: str = msgspec.json.decode(fields.pop(_WEIGHTS, b'""'))
+        media = msgspec.json.decode(fields.pop(_MEDIA, b"[]"), type=list[str])
         raw, before = encode_json(fields), msgspec.json.decode(record.response)
         parsed = await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id)
         body, chat = await self._new_chat(parsed, await self._same_model(before["model"], weights))
         chat.pin_adapter(digest)
+        chat.pin_media([bytes.fromhex(each) for each in media])
         chat.goes_on = False
         body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
-        return ResponseCreation(self._engine, body, chat, created=before["created_at"], given_id=record.id)
+        creation = ResponseCreation(self._engine, body, chat, created=before["created_at"], given_id=record.id)
+        if not media:
+            creation.on_media = partial(self._note_media, record.id, msgspec.json.decode(record.request, type=Fields))
+        return creation
+
+    async def _note_media(self, response_id: str, request: Fields, digests: list[bytes]) -> None:
+        """Store which media a response was made of, before any of its events: should it be made again, it has to be of
+        these."""
+        shown = msgspec.Raw(encode_json([each.hex() for each in digests]))
+        await self._store.set_request(response_id, encode_json(request | {_MEDIA: shown}))
 
     async def _same_model(self, name: str, weights: str) -> str:
         """Return the present name of the model, or of the adapter, that began a response. InternalError if it is not

@@ -8,9 +8,11 @@ from starlette.types import Receive, Scope, Send
 
 from .....ipc.digits import whole_number
 from ....forms.openai.errors import HttpError, json_response
+from ...api.continuation import current
 from ...api.openai.events import only_end
 from ..endpoint import Endpoint
 from ..peers import PASSED_ON, Peers
+from .passed_place import PassedPlace
 from .reader import END
 from .resumable import ResumableStreams
 from .stream import Position, ResumableStream
@@ -30,12 +32,15 @@ class StreamEndpoints:
         ]
 
     async def read(self, request: Request) -> Response:
-        owner = self._owner(request)
-        if owner is not None:
-            return await self._peers.ask(request, owner)
-        stream = self._find(request)
+        owner, stream_id = self._owner(request), request.path_params["stream_id"]
         given = request.headers.get("last-event-id", "")
-        after = given.removeprefix(f"{stream.id}/") or request.query_params.get("after", "0.0")
+        after = given.removeprefix(f"{stream_id}/") or request.query_params.get("after", "0.0")
+        if owner is not None:
+            if after == END:
+                return await self._peers.ask(request, owner)
+            place = PassedPlace(Position.parse(after), current())
+            return only_end() if place.is_over else await self._peers.follow(request, owner, place)
+        stream = self._find(request)
         if after == END:
             return only_end()
         position = Position.parse(after)

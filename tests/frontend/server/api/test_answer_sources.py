@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +144,38 @@ async def test_a_picture_that_the_store_has_lost_is_fetched_and_must_be_the_same
         assert b"its URL has other bytes by now" in _joined(rest) and b"open" not in _joined(rest)
     else:
         assert _joined([*sent, *rest]) == _joined(parts)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@in_loop(_seeing)
+async def test_a_background_response_is_made_again_of_its_picture_or_fails(
+    served: CutApp, is_lost: bool, tmp_path: Path
+) -> None:
+    picture, responses = tmp_path / "picture", served.generating.responses
+    picture.write_bytes(b"abc")
+    parts = [{"type": "input_text", "text": "plain"}, {"type": "input_image", "image_url": f"file://{picture}"}]
+    body = {"input": [{"role": "user", "content": parts}], "seed": 3}
+    calm = (await served.http.post(RESPONSES, json=body)).json()
+    begun = await served.http.post(RESPONSES, json=body | {"background": True})
+    running = responses._running[begun.json()["id"]]
+    while running.response["status"] == "queued":
+        await asyncio.sleep(0)
+    running.task.cancel()  # as its frontend ends
+    await asyncio.wait([running.task])
+    picture.write_bytes(b"other")
+    if is_lost:
+        served.frontend.media._known.clear()
+        for each in (tmp_path / "media").rglob("*"):
+            if each.is_file():
+                each.unlink()
+    await responses.resume()
+    (again,) = responses._running.values()
+    await again.task
+    if is_lost:
+        assert again.response["status"] == "failed" and "has other bytes by now" in again.response["error"]["message"]
+    else:
+        found = [each["output"][0]["content"][0]["text"] for each in (calm, again.response)]
+        assert found[0] == found[1], "its last word tells the picture"
 
 
 @in_loop(_seeing)
