@@ -112,6 +112,24 @@ def test_a_prompt_gets_its_probabilities_when_its_prefix_is_cached(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("name", "activate"),
+    [
+        ("linear.Identity", lambda x: x),
+        ("activation.Sigmoid", torch.sigmoid),
+        ("activation.Softmax", lambda x: x.softmax(-1)),
+    ],
+)
+def test_a_cross_encoders_settings_say_its_activation(
+    name: str, activate: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    stated = {"sentence_transformers": {"activation_fn": f"torch.nn.modules.{name}"}}
+    made = headed_checkpoint(tmp_path, "llama", "sequence", 3, vocab_size=VOCAB_SIZE, **LLAMA, **stated)
+    with start(tmp_path) as llm:
+        (output,) = llm.classify(PROMPTS[:1], use_tqdm=False)
+    assert off(output.outputs.probs, activate(made.logits(PROMPTS[0]))) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
     ("problem_type", "activate"),
     [("regression", lambda x: x), ("multi_label_classification", torch.sigmoid), (None, torch.sigmoid)],
 )
