@@ -7,8 +7,7 @@ its answer grows with the file. Whether two lines have the same custom_id is not
 from __future__ import annotations
 
 import re
-from io import BufferedReader
-from pathlib import Path
+from io import BufferedReader, FileIO
 from typing import BinaryIO
 
 from ....ipc.messages.intake import BatchChecked, CheckBatch, FoundFault, FoundLine
@@ -27,7 +26,7 @@ def check_batch(question: CheckBatch) -> BatchChecked:
     lines: list[FoundLine] = []
     faults: list[FoundFault] = []
     offset, number = question.offset, question.number
-    with open(Path(question.path), "rb", BUFFER_BYTES) as file:
+    with BufferedReader(FileIO(question.path), BUFFER_BYTES) as file:
         file.seek(offset)
         while offset - question.offset < PIECE_BYTES and len(lines) < MAX_LINES and len(faults) < MAX_FAULTS:
             raw = file.readline(question.max_line_bytes + 1)
