@@ -12,17 +12,19 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.scripts.bench.cases.sse import our_server
-from tokenloom.scripts.bench.http_server import HOST, free_port
+from tokenloom.scripts.bench.http_server import HOST, POLL_S, START_TIMEOUT_S, free_port
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 ASKS = {  # path: body, and the last thing of its stream
@@ -56,10 +58,20 @@ def nginx(engine: int, read_timeout_s: int) -> Iterator[int]:
         )
         process = subprocess.Popen(["nginx", "-c", str(file), "-e", f"{folder}/error.log"])
         try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not listens(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"nginx does not listen (exit code {process.returncode})")
+                time.sleep(POLL_S)
             yield port
         finally:
             process.terminate()
             process.wait()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
 def is_whole(port: int, path: str) -> bool:
