@@ -67,7 +67,7 @@ def _checked(raw: bytes, offset: int, number: int, endpoint: str) -> FoundLine |
     return FoundLine(number, offset + place, len(body), line.custom_id)
 
 
-def _take_blank_lines(file: BufferedReader) -> bytes:
+def _take_blank_lines(file: BufferedReader[FileIO]) -> bytes:
     """Read the blank lines that the file's buffer holds from here on: so a file of them takes no turn for each."""
     ahead = file.peek()
     num_blank = len(ahead) - len(ahead.lstrip())
