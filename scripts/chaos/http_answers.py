@@ -57,6 +57,7 @@ def asks(model: str, num_tokens: int) -> list[Ask]:
     text = {name: value for name, value in chat.items() if name != "messages"} | {"prompt": "Once upon a time"}
     response = {"model": model, "max_output_tokens": num_tokens, "temperature": 0.0, "input": "A story, please."}
     message = {"model": model, "max_tokens": num_tokens, "temperature": 0.0, "messages": chat["messages"]}
+    texts = [f"Story number {number} of a city by the sea" for number in range(min(8 * num_tokens, 1000))]
     chats, completions = "/v1/chat/completions", "/v1/completions"
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     called = {"tools": [TOOL], "tool_choice": "required", "ignore_eos": False}
@@ -76,6 +77,8 @@ def asks(model: str, num_tokens: int) -> list[Ask]:
         Ask("whole logprobs", "curl", completions, text | {"logprobs": 1}),
         Ask("response", "curl", "/v1/responses", response | {"stream": True}),
         Ask("response logprobs", "openai", "/v1/responses", response | {"stream": True} | scored),
+        Ask("embeddings", "curl", "/v1/embeddings", {"model": model, "input": texts}),
+        Ask("reranking", "curl", "/rerank", {"model": model, "query": "A story, please.", "documents": texts}),
         Ask("message", "curl", "/v1/messages", message | {"stream": True}),
         Ask("message again", "anthropic" if has_anthropic else "curl", "/v1/messages", message | {"stream": True}),
     ]
