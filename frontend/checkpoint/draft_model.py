@@ -38,9 +38,26 @@ def with_draft_model(spec: EngineSpec, spare: Path) -> EngineSpec:
         folder=str(folder),
         model=model if has_integers else with_floats(model),
         has_integer_products=has_integers,
-        weights=checkpoint_digest(folder) if weight_paths(folder) else "",
+        weights=_digest(folder),
     )
     return msgspec.structs.replace(spec, draft=draft)
+
+
+def draft_on_this_host(spec: EngineSpec, spare: Path) -> DraftSpec | None:
+    """Return the draft model of a head's spec with its folder on this host; None if there is none. spare: as for
+    `find_checkpoint`. ConfigError if it is not found, or is another one."""
+    options = spec.config.speculation_options
+    if spec.draft is None or options is None:
+        return None
+    folder = find_checkpoint(options.model, options.revision, _OPTION, spec.config, spare)
+    found = msgspec.structs.replace(spec.draft, folder=str(folder), weights=_digest(folder))
+    if found.weights != spec.draft.weights:
+        raise ConfigError(f"{_OPTION} {options.model}: {folder} is not the head's draft model: copy that here")
+    return found
+
+
+def _digest(folder: Path) -> str:
+    return checkpoint_digest(folder) if weight_paths(folder) else ""
 
 
 def _config_of(config: EngineConfig, options: SpeculationOptions) -> EngineConfig:

@@ -44,6 +44,7 @@ from ....ipc.sockets.addresses import RunDirectory
 from ....ipc.sockets.keys import Keys
 from ....ipc.spec.config.checkpoint_digest import checkpoint_digest
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...checkpoint.draft_model import draft_on_this_host
 from ...checkpoint.hub import find_checkpoint
 from ..supervisor.launcher import ProcessSpec, Unit, UnstartedProcess
 from ..supervisor.local_launcher import LocalLauncher, LocalProcess
@@ -177,7 +178,8 @@ class HostProcesses:
             try:
                 model_folder = find_model(engine, Path(folder))
                 digest = checkpoint_digest(model_folder)
-                self._preparation = (engine.on_host(self._link.own, folder, str(model_folder)), digest)
+                draft = draft_on_this_host(engine, Path(folder))
+                self._preparation = (engine.on_host(self._link.own, folder, str(model_folder), draft), digest)
             except (TokenloomError, OSError) as error:
                 self._preparation = error_info(error)
             with self._closing:

@@ -69,13 +69,16 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             tokenizer_folder="",
             host_address="",
             replica=0,
+            draft=self.draft and msgspec.structs.replace(self.draft, folder=""),
             endpoints=Endpoints.in_folder(""),
         )
         return hashlib.sha256(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
 
-    def on_host(self, host_address: str, run_directory: str, model_folder: str) -> EngineSpec:
-        """Return the specification for the ranks on another host, where files have other paths. `endpoints.control` and
-        `endpoints.blobs` stay: they are addresses of the head that these ranks can reach."""
+    def on_host(
+        self, host_address: str, run_directory: str, model_folder: str, draft: DraftSpec | None = None
+    ) -> EngineSpec:
+        """Return the specification for the ranks on another host, where files have other paths. draft: the draft model
+        there. `endpoints.control` and `endpoints.blobs` stay: these ranks can reach the head at them."""
         endpoints = Endpoints.in_folder(run_directory)
         return msgspec.structs.replace(
             self,
@@ -83,6 +86,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             run_directory=run_directory,
             model_folder=model_folder,
             tokenizer_folder=model_folder,
+            draft=draft,
             endpoints=msgspec.structs.replace(endpoints, control=self.endpoints.control, blobs=self.endpoints.blobs),
         )
 

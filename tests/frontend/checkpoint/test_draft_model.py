@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from tokenloom.frontend.checkpoint.draft_model import draft_on_this_host
 from tokenloom.frontend.checkpoint.resolve import resolve
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.sockets.addresses import RunDirectory
@@ -34,6 +37,19 @@ def test_a_draft_model_is_found_and_keeps_its_own_files_options(tmp_path: Path, 
     assert spec.draft is not None
     assert (spec.draft.model.num_layers, spec.draft.model.quantization) == (1, None)
     assert spec.model.quantization is not None and spec.has_integer_products
+
+
+def test_another_host_finds_the_same_draft_model(tmp_path: Path, target: Path) -> None:
+    draft = tiny_checkpoint(tmp_path / "draft", num_hidden_layers=1)
+    spec = resolved(tmp_path / "run", target, draft)
+    found = draft_on_this_host(spec, tmp_path)
+    assert found == spec.draft
+    there = spec.on_host("10.0.0.2", "run", "model", msgspec.structs.replace(found, folder="elsewhere"))
+    assert there.fingerprint == spec.fingerprint
+    shutil.rmtree(draft)
+    tiny_checkpoint(draft, num_hidden_layers=1, seed=1)
+    with pytest.raises(ConfigError, match="is not the head's draft model"):
+        draft_on_this_host(spec, tmp_path)
 
 
 def test_pairs_that_cannot_work_are_refused(tmp_path: Path, target: Path) -> None:
