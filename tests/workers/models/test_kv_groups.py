@@ -35,6 +35,9 @@ WINDOWS = {  # of the groups of layers
     "gemma3_text, two windows": [None, 20, 8],
     "gemma4, uneven": [None, None, 8, 8, 8],  # of five shapes
 }
+# Random weights of these raise rounding errors so much that transformers' own float32 is up to 1.3e-5 of the largest
+# logit away from float64. Theirs measures it; with other instructions ours is up to 3 times as much.
+SENSITIVE, SENSITIVITY = ("gemma4", "gemma4, uneven"), 4
 WIDER = {2: 20}  # of two windows: the layer with the wider one
 
 
@@ -67,9 +70,9 @@ class Case:
         assert [group.window for group in self.groups] == WINDOWS[case]
 
     @torch.inference_mode()
-    def expected(self) -> dict[str, Tensor]:
+    def expected(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Return the logits of transformers."""
-        model: Any = reference_model(self._reference)
+        model: Any = reference_model(self._reference).to(dtype)
         for layer, window in self._wider.items():
             model.model.layers[layer].register_forward_pre_hook(with_window(window), with_kwargs=True)
         return {name: model(torch.tensor([ids])).logits[0] for name, ids in self.tokens.items()}
@@ -113,10 +116,12 @@ def test_logits_are_those_of_shared_tables_and_of_transformers(family: str, tmp_
     run = case.run(is_grouped=True)
     found, shared = logits_of(run, steps), logits_of(case.run(is_grouped=False), steps)
     expected = case.expected()
+    exact = case.expected(torch.float64) if family in SENSITIVE else expected
     for name in LENGTHS:
         assert torch.equal(found[name], shared[name])
-        tolerance = TOLERANCE * expected[name].abs().max().item()
-        torch.testing.assert_close(found[name], expected[name], atol=tolerance, rtol=0)
+        error = (expected[name] - exact[name]).abs().max().item()
+        tolerance = max(TOLERANCE * expected[name].abs().max().item(), SENSITIVITY * error)
+        torch.testing.assert_close(found[name].to(exact[name].dtype), exact[name], atol=tolerance, rtol=0)
     assert run.num_freed > 40
 
 

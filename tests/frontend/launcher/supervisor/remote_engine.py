@@ -199,7 +199,12 @@ class RemoteEngine:
 
     # ── the supervisor's side ────────────────────────────────────────────────────────────────────────────────────
 
-    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None: ...
+    def listen(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        control: zmq.Socket[bytes],
+        receive_placements: Callable[[], None],
+    ) -> None: ...
 
     def num_hosts_lost(self, replica: int) -> int:
         return self.num_lost

@@ -24,6 +24,7 @@ PUBLIC = {
     *(
         "long_prefill_token_threshold",
         "encoder_cache_tokens",
+        "num_speculative_tokens",
         "speculation_corpus_tokens",
         "return_tokens_as_token_ids",
     ),
