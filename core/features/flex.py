@@ -22,7 +22,7 @@ from collections.abc import Callable
 from ..request import Ids, Request
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step.batch import Batch
-from ..scheduling.step_feature import StepFeature, StepPlan
+from .step_room import StepRoom
 
 LEAST_TOKENS = 2  # of a step; one token of a prompt would be taken for a decoding row
 STEP_S = 0.25  # of the prompts in a step, while no other request runs
@@ -34,18 +34,17 @@ SLOWER = 1.5  # or so many times as long as a step of the fewest rows: a large m
 NO_BOUND = 1 << 30
 
 
-class Flex(StepFeature):
+class Flex(StepRoom):
     """Bound on the tokens of the flex class in each step. Reads the rows and the queue."""
 
     def __init__(self, scheduler: Scheduler, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         """share: of the tokens of a step, while other requests run; 1: no bound. clock: seconds."""
+        super().__init__()
         self._rows, self._waiting, self._ledger = scheduler.rows, scheduler.waiting, scheduler.ledger
         self._throttle = scheduler.prefill_throttle
         self._share, self._clock = share, clock
         self._other_at = -LATELY_S  # time at which a request of another class came or ran last
-        self._left: int | None = None  # tokens of the next step that the class may still have; None: not known yet
         self._num_held = 0  # running requests of the class without a token in the next step
-        self._admitted: Request | None = None  # the last one of the class that was admitted
 
     @property
     def _num_others(self) -> int:
@@ -118,16 +117,3 @@ class Flex(StepFeature):
     def admit(self, request: Request, num_computed: int) -> None:
         if request.is_flex:
             self._admitted = request
-
-    def cut(self, request: Request, count: int, most: int) -> int:
-        """Cut the first chunk of a request; `limit` has cut those of running ones."""
-        if request is not self._admitted:
-            return count
-        self._admitted = None
-        left = self._rest()
-        count = min(count, left)
-        self._left = left - count
-        return count
-
-    def plan(self, step: StepPlan) -> None:
-        self._left = None

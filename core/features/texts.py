@@ -26,7 +26,7 @@ from ...ipc.messages.base import FinishReason
 from ..request import Ids, Request, State, WaitReason
 from ..scheduling.prefill_throttle import MIN_TOKENS, pause_s
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.step_feature import StepFeature, StepPlan
+from .step_room import StepRoom
 
 SHARE = 0.2  # of a decode step's time that texts may add to it: 1.3 times the step is noticed, and estimates err
 DRAIN_S = 0.3  # in which the open texts are to be computed
@@ -35,12 +35,13 @@ LEAST_TOKENS = 2  # of a text in a step: one token would be taken for a decoding
 _KEPT_TURNS = 64  # of callers, at least
 
 
-class Texts(StepFeature):
+class Texts(StepRoom):
     """Owner of the queue of texts. Reads the rows and the throttle. `_queue`: (place, tie, turn, request); a request
     that has ended is skipped when it surfaces."""
 
     def __init__(self, scheduler: Scheduler, budget: int) -> None:
         """budget: largest number of tokens of a step."""
+        super().__init__()
         self._rows, self._waiting, self._throttle = scheduler.rows, scheduler.waiting, scheduler.prefill_throttle
         self._budget = budget
         self._ahead = (
@@ -54,8 +55,6 @@ class Texts(StepFeature):
         self._num_open = 0
         self._num_queued = self._num_queued_tokens = 0
         self._num_unfed = 0  # running texts with several tokens left, for which the step may have no room
-        self._left: int | None = None  # tokens of the next step that texts may still have; None: not known yet
-        self._admitted: Request | None = None  # the last text that was admitted
         self._is_stuck = False  # no text was admitted since texts were released last
 
     # ── the queue ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,19 +164,6 @@ class Texts(StepFeature):
             self._released.discard(request)
             self._admitted = request
             self._is_stuck = False
-
-    def cut(self, request: Request, count: int, most: int) -> int:
-        """Cut the first chunk of a text; `limit` has cut those of running ones."""
-        if request is not self._admitted:
-            return count
-        self._admitted = None
-        left = self._rest()
-        count = min(count, left)
-        self._left = left - count
-        return count
-
-    def plan(self, step: StepPlan) -> None:
-        self._left = None
 
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
