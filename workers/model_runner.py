@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 from ..ipc.codec import encode_ids
-from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import ModelRunnerOutput, RowLogprobs, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from ..kernels.contract import StateViews
-from .machine.arrays import I32, I64, ids_of
+from .machine.arrays import I32, I64, ids_of, tuples_of
 from .machine.parallel import ParallelGroup
 from .sampling.drafts import NO_DRAFT, StepDrafts
 from .sampling.logprobs import score_tokens, to_columns
@@ -243,11 +242,11 @@ class ModelRunner:
         self._features.update(step)
         if step.block_appends or step.block_frees:
             appends, frees = step.block_appends, step.block_frees
-            self._batch.append_blocks(_tuples("block_appends", appends), _tuples("block_frees", frees))
+            self._batch.append_blocks(tuples_of("block_appends", appends), tuples_of("block_frees", frees))
         if step.loads:
-            self._batch.load_states(_tuples("loads", step.loads, 2))
+            self._batch.load_states(tuples_of("loads", step.loads, 2))
         if step.state_moves:
-            self._batch.move_states(_tuples("state_moves", step.state_moves, 4), ids_of(step.rows))
+            self._batch.move_states(tuples_of("state_moves", step.state_moves, 4), ids_of(step.rows))
         if step.token_appends:
             self._batch.append_forced(ids_of(step.token_appends))
 
@@ -336,14 +335,6 @@ class ModelRunner:
                 first_position = span.first_position + start
                 positions = range(first_position, first_position + len(token_ids))
                 yield to_columns(scored, [span.row] * len(token_ids), positions)
-
-
-def _tuples(name: str, frame: bytes, width: int = 3) -> I32:
-    """Decode tuples of `width` numbers [m, width]; ProtocolError if they make none."""
-    numbers = ids_of(frame)
-    if len(numbers) % width:
-        raise ProtocolError(f"{name} holds {len(numbers)} numbers, which make no tuples of {width}")
-    return numbers.reshape(-1, width)
 
 
 def _run_lengths(rows: I32) -> tuple[I32, I32]:

@@ -22,3 +22,11 @@ def ids_of(frame: bytes) -> I32:
     if len(frame) % 4:
         raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
     return np.frombuffer(frame, np.int32)
+
+
+def tuples_of(name: str, frame: bytes, width: int = 3) -> I32:
+    """Decode tuples of `width` numbers [m, width]; ProtocolError if they make none."""
+    numbers = ids_of(frame)
+    if len(numbers) % width:
+        raise ProtocolError(f"{name} holds {len(numbers)} numbers, which make no tuples of {width}")
+    return numbers.reshape(-1, width)

@@ -48,7 +48,6 @@ class ModelDrafts(StepFeature):
         self.rates = AskRates()
         self._made_by_row: dict[int, _Made] = {}
         self._asked: dict[int, Request] = {}  # by row: requests of the step in flight that asks
-        self._asked_step = 0  # its number; 0: there is none
         self._last_result_at, self._was_asked, self._was_busy = 0.0, False, False
 
     def match(self, row: int, request: Request, end: int) -> Match | None:
@@ -59,12 +58,11 @@ class ModelDrafts(StepFeature):
     # ── StepFeature ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def delays_step(self) -> bool:
-        return self._asked_step > 0
+        return bool(self._asked)
 
     def plan(self, step: StepPlan) -> None:
         """Ask for drafts of all rows that sample in this step, unless one of them computes a prompt."""
         rows = self._scheduler.rows
-        self._asked_step = 0
         if self._choice.is_learning or not rows.num_active:
             return
         computed = rows.num_scheduled + step.counts
@@ -84,7 +82,6 @@ class ModelDrafts(StepFeature):
             step.delta.draft_limits += (row, limit)
             self._asked[row] = request
         if len(chosen):
-            self._asked_step = step.number
             step.delta.least_chance = self.rates.least_chance(
                 rows.num_active, plain_s, self._marginal_s(rows.num_active)
             )
@@ -102,7 +99,7 @@ class ModelDrafts(StepFeature):
         work = output.draft_work
         if work is not None:
             self._made_by_row = self._decode(work)
-            self._asked, self._asked_step = {}, 0
+            self._asked = {}
         is_decode = not batch.num_prompt_tokens and len(batch.sampled_rows) == len(batch.rows) > 0
         is_usual = is_decode and was_busy and was_asked == self._was_asked
         if is_usual and (work is None or not work.num_late_tokens):
@@ -128,7 +125,7 @@ class ModelDrafts(StepFeature):
 
     def reset(self, lost: object) -> None:
         self._made_by_row.clear()
-        self._asked, self._asked_step = {}, 0
+        self._asked = {}
 
 
 def _head(frame: Ids, start: int) -> tuple[int, int]:

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from ....ipc.codec import encode_ids
-from ....ipc.errors import ProtocolError
 from ....ipc.messages.workers import DraftWork, SchedulerOutput
-from ...machine.arrays import F32, I32, I64, Bools, ids_of
+from ...machine.arrays import F32, I32, I64, Bools, tuples_of
 from ...machine.parallel import ParallelGroup
 from ...sampling.drafts import NO_DRAFT
 from ...sampling.sampler import Sampler
@@ -83,7 +82,7 @@ class Drafter(RunnerFeature):
             return
         begun.enter("draft")
         start = time.monotonic()
-        rows, limits = _pairs(step.draft_limits).T
+        rows, limits = tuples_of("draft_limits", step.draft_limits, 2).T
         with torch.inference_mode():
             begun.draft_work = self._draft(rows, limits.astype(np.int64), step.least_chance, start)
 
@@ -112,11 +111,9 @@ class Drafter(RunnerFeature):
                 self._note(rows, firsts, counts)
                 open_rows, token_ids, found = open_rows[is_complete], token_ids[is_complete], found[is_complete]
             products[open_rows] *= found
-            goes_on: Bools = token_ids != NO_DRAFT
+            goes_on: Bools = products[open_rows] >= least_chance
             if self._group.size > 1:
-                token_ids, goes_on = self._agree(token_ids, goes_on & (products[open_rows] >= least_chance))
-            else:
-                goes_on &= products[open_rows] >= least_chance
+                token_ids, goes_on = self._agree(token_ids, goes_on)
             for index, token_id, chance in zip(
                 open_rows[goes_on].tolist(), token_ids[goes_on].tolist(), found[goes_on].tolist(), strict=True
             ):
@@ -202,10 +199,3 @@ class Drafter(RunnerFeature):
         shared = torch.from_numpy(np.where(goes_on, token_ids, NO_DRAFT)).to(self._caches[0].device)
         token_ids = self._group.broadcast(shared).cpu().numpy()
         return token_ids, token_ids != NO_DRAFT
-
-
-def _pairs(frame: bytes) -> I32:
-    numbers = ids_of(frame)
-    if len(numbers) % 2:
-        raise ProtocolError(f"draft_limits holds {len(numbers)} numbers, which make no pairs")
-    return numbers.reshape(-1, 2)
