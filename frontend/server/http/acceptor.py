@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -18,16 +17,11 @@ from ssl import SSLContext
 from typing import Any, Protocol
 
 from ....ipc.process.descriptors import descriptor_limit
-from ....ipc.process.log import is_worth_a_line
+from ...listening.exhaustion import MAX_ACCEPTS, OUT_OF_RESOURCES, PAUSE_S, warn_of_pause
 
-logger = logging.getLogger("tokenloom.http")
-
-PAUSE_S = 0.25  # pause before the next attempt to accept
-MAX_ACCEPTS = 64  # most connections accepted per iteration of the event loop
 MAX_RESERVE = 64  # descriptors that HTTP connections may not use once NUM_PROBES of them are open
 NUM_PROBES = 16  # so that probes are answered even if other sockets hold all other descriptors
 LEAST_RESERVE = 8  # descriptors that no HTTP connection may use
-OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Source(Protocol):
@@ -112,13 +106,7 @@ class Acceptor:
     def _pause(self, error: OSError) -> None:
         self._num_pauses += 1
         self._on_exhausted()
-        if is_worth_a_line(self._num_pauses):
-            logger.warning(
-                "no HTTP connection can be accepted (%s; %d descriptors may be open): new ones wait until others end; "
-                "raise the limit of open files (ulimit -n, LimitNOFILE)",
-                error.strerror,
-                descriptor_limit(),
-            )
+        warn_of_pause(error, self._num_pauses)
         self._loop.remove_reader(self._source)
         self._timer = self._loop.call_later(PAUSE_S, self._resume)
 

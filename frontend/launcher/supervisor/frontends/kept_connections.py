@@ -8,7 +8,6 @@ the journal, and gets the connections when it asks for them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -20,9 +19,9 @@ from collections.abc import Sequence
 import zmq
 
 from .....ipc.errors import ProtocolError
-from .....ipc.process.descriptors import descriptor_limit
 from .....ipc.process.log import is_worth_a_line
 from .....ipc.spec.config.engine_spec import EngineSpec
+from ....listening.exhaustion import MAX_ACCEPTS, OUT_OF_RESOURCES, PAUSE_S, warn_of_pause
 from ....listening.http_listeners import HttpListeners
 from ....listening.journal.journal import Counts, read_counts, read_num_taken
 from ....listening.journal.pages import new_pages
@@ -31,9 +30,6 @@ from ....listening.keeper import CLOSED, KEPT, MAX_FDS, MAX_NUMBER, MAX_PACKET_B
 logger = logging.getLogger("tokenloom.http")
 
 MAX_PACKETS = 1000  # read from a channel at a time
-MAX_ACCEPTS = 64  # most connections accepted at a time
-PAUSE_S = 0.25  # pause before the next attempt to accept
-OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Kept:
@@ -202,13 +198,7 @@ class KeptConnections:
     def _pause(self, error: OSError) -> None:
         self._rests_until = time.monotonic() + PAUSE_S
         self._num_pauses += 1
-        if is_worth_a_line(self._num_pauses):
-            logger.warning(
-                "no HTTP connection can be accepted (%s; %d descriptors may be open): new ones wait until others end; "
-                "raise the limit of open files (ulimit -n, LimitNOFILE)",
-                error.strerror,
-                descriptor_limit(),
-            )
+        warn_of_pause(error, self._num_pauses)
 
     def _watch(self) -> None:
         """Register the descriptors of which an event is awaited now."""
