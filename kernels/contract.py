@@ -105,6 +105,14 @@ class StepMedia:
 
 
 @dataclass(frozen=True, eq=False)
+class AuxStates:
+    """Auxiliary hidden states of a step: the residual stream between chosen layers, which other models read."""
+
+    depths: Sequence[int]  # layers that the stream has passed, rising: 0 means the embeddings
+    out: Tensor  # [T, len(depths) * hidden_size]: is written by the step, for each token the states of all depths
+
+
+@dataclass(frozen=True, eq=False)
 class CrossStep:
     """Encoder rows that the T tokens of a step attend to in each layer, in addition to the tokens of their requests."""
 
@@ -517,12 +525,14 @@ class FusedDecoder(Protocol):
         cross: AttentionMetadata | None = None,
         states: StateGroup | None = None,
         token_types: Tensor | None = None,
+        aux: AuxStates | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
         token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. groups: those of the layers,
         see AttentionWeights.group. cross: CrossStep.metadata, if the encoder's keys and values are in the cache
         already; None: layers skip cross attention. states: of the layers that have one. token_types: [T] int32, rows of
-        that table; None: all 0. Writes the step's keys, values and states. The next call overwrites what is returned.
+        that table; None: all 0. aux: is filled; None: no state of the stream is kept. Writes the step's keys, values
+        and states. The next call overwrites what is returned.
         """
         ...

@@ -85,6 +85,9 @@ typedef struct {
     const float *cos_sin; /* [num_tokens][num_rotated]: by positions 0, 1, …, in place of the layers'; or NULL */
     const int32_t *token_types; /* [num_tokens]: rows of the decoder's token_types; NULL: all 0 */
     const StepRows *cross; /* of cross attention; NULL: the layers leave it out */
+    const int64_t *aux_places; /* [num_layers + 1]: by layers passed, the place of the stream in aux_states; -1: none */
+    element *aux_states; /* [num_tokens][num_aux][hidden_size]; NULL: none are kept */
+    int64_t num_aux;
 } Step;
 
 /* ── embed.c ─────────────────────────────────────────────────────────────────────────────────────────────────────── */

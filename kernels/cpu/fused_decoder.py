@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import Structure, addressof, byref, c_void_p
+from ctypes import Array, Structure, addressof, byref, c_int64, c_void_p
 from typing import Protocol
 from weakref import ref
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..contract import (
     AttentionMetadata,
+    AuxStates,
     CacheGroup,
     DecoderWeights,
     ExpertsWeights,
@@ -120,6 +121,7 @@ class CpuDecoder:
         cross: AttentionMetadata | None = None,
         states: StateGroup | None = None,
         token_types: Tensor | None = None,
+        aux: AuxStates | None = None,
     ) -> tuple[Tensor, Tensor]:
         metadata = groups[0].metadata
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
@@ -147,6 +149,7 @@ class CpuDecoder:
             step.token_types = token_types.data_ptr()
         if states is not None:
             step.states = self._states.of(states, num_tokens)
+        places = None if aux is None else self._keep(step, aux)
         across = None if cross is None else c.step_rows(cross)
         if across is not None:
             step.cross = addressof(across)
@@ -161,7 +164,18 @@ class CpuDecoder:
         )
         if result != 0:
             raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
+        del places  # the step pointed to it
         return self._outputs
+
+    def _keep(self, step: Structure, aux: AuxStates) -> Array[c_int64]:
+        """Set a step's fields for the states that it keeps; return the array to which they point."""
+        assert aux.out.shape == (step.num_tokens, len(aux.depths) * self._hidden_size)
+        assert aux.out.dtype == self._dtype and aux.out.is_contiguous()
+        place_by_depth = {depth: place for place, depth in enumerate(aux.depths)}
+        places = [place_by_depth.get(depth, -1) for depth in range(len(self._weights.layers) + 1)]
+        array = (c_int64 * len(places))(*places)
+        step.aux_places, step.aux_states, step.num_aux = addressof(array), aux.out.data_ptr(), len(aux.depths)
+        return array
 
     def _adapt(self, step: Structure, space: CpuAdapterSpace, logits_indices: Tensor) -> None:
         """Set a step's fields for adapters."""

@@ -159,6 +159,19 @@ static void normalize_stream(Run *run, const Norm *norm, const Rows *out) {
     end_stage(run->team);
 }
 
+/* Copies the residual stream, which has passed `depth` layers, if the step keeps it there. */
+static void keep_stream(Run *run, int64_t depth) {
+    const Step *step = run->step;
+    int64_t hidden = run->decoder->hidden_size, num_tokens = step->num_tokens;
+    if (step->aux_states == NULL || step->aux_places[depth] < 0) return;
+    if (run->pending.data != NULL || run->behind != NULL) normalize_stream(run, &no_norm, &run->a->normed);
+    element *to = step->aux_states + step->aux_places[depth] * hidden;
+    for (Range range; take_share(run->team, num_tokens, &range); finish_share(run->team, num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++)
+            memcpy(to + token * step->num_aux * hidden, run->stream->data + token * hidden, (size_t)hidden * sizeof(element));
+    end_stage(run->team);
+}
+
 static void multiply(const Run *run, const Linear *linear_layer, const Rows *x, const Output *out) {
     linear(linear_layer, x, run->step->num_tokens, out, run->step->adapted, run->team);
     end_stage(run->team);
@@ -480,10 +493,12 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             const Layer *layer = &d->layers[i];
+            keep_stream(&run, i);
             begin_layer(&run, i);
             end_layer(&run, i, layer->has_attention ? all.plans[plan_at(&all, &layer->attention)] : NULL);
             if (media != NULL && i < media->num_added) put_media(d, media, media->added[i], true, stream.data, team);
         }
+        keep_stream(&run, d->num_layers);
         normalize_stream(&run, &d->final_norm, &hidden);
         score(&run);
         END_TEAM

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...ipc.spec.kv.kv_groups import KVGroup
 from ...ipc.spec.models.model_config import CrossConfig, ModelConfig
 from ...kernels.contract import (
+    AuxStates,
     BatchColumns,
     CacheGroup,
     CrossStep,
@@ -160,12 +161,25 @@ class DecoderModel:
         if self._fused is not None:
             cross = None if context.cross is None else context.cross.metadata
             return self._fused(
-                token_ids, logits_indices, context.groups, context.media, cross, context.states, context.token_types
+                token_ids,
+                logits_indices,
+                context.groups,
+                context.media,
+                cross,
+                context.states,
+                context.token_types,
+                context.aux,
             )
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
         return hidden, self.compute_logits(hidden, logits_indices)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [T, hidden_size] of tokens as they are stored, without updates of adapters."""
+        if self.adapted is not None:
+            self.adapted.space.begin_step(None)
+        return self._group.all_reduce(self._ops.embedding(token_ids, self._table, self._first_id))
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         """Compute a step and return its hidden states like `forward_logits`. A token id of −1 − r stands for the last
@@ -214,12 +228,14 @@ class DecoderModel:
             residual = self._ops.norm(residual, self._embedding_norm)
         hidden: Tensor | None = None
         for index, layer in enumerate(self._layers):
+            keep_stream(context.aux, index, residual, hidden)
             hidden = layer(hidden, residual, context)
             if media is not None and index < len(media.added):
                 if hidden is not None:
                     residual.add_(hidden)
                 hidden = None
                 residual.index_add_(0, media.tokens, media.added[index])
+        keep_stream(context.aux, len(self._layers), residual, hidden)
         if self._norm is None:
             return residual if hidden is None else residual.add_(hidden)
         if hidden is None:
@@ -245,6 +261,14 @@ class DecoderModel:
             scores = scores * self._config.logit_scale
         cap = self._config.logit_softcap
         return cap * torch.tanh(scores / cap) if cap else scores
+
+
+def keep_stream(aux: AuxStates | None, depth: int, residual: Tensor, hidden: Tensor | None) -> None:
+    """Copy the residual stream that has passed `depth` layers, if `aux` has a place for it. hidden: is not added to it
+    yet; None: nothing."""
+    if aux is not None and depth in aux.depths:
+        place, size = list(aux.depths).index(depth), residual.shape[1]
+        aux.out[:, place * size : (place + 1) * size] = residual if hidden is None else residual + hidden
 
 
 def behind_clips(context: StepContext, cross: CrossConfig) -> StepContext:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...kernels.contract import (
     AttentionMetadata,
+    AuxStates,
     BatchColumns,
     CacheGroup,
     CrossStep,
@@ -37,6 +38,8 @@ class StepContext:
     token_types: Tensor | None = None  # [T] int32; None: all 0
     media: StepMedia | None = None  # None: all embeddings are those of token ids
     cross: CrossStep | None = None  # None: layers leave cross attention out
+    aux: AuxStates | None = None  # None: no states of the residual stream are kept
+    head_states: Tensor | None = None  # [T, hidden_size] that a draft head reads; None: the model is none
 
     @property
     def metadata(self) -> AttentionMetadata:
@@ -48,16 +51,10 @@ class StepContext:
         return self.groups[0].kv_cache.shape[4]
 
 
-class Model(Protocol):
-    """Interface of a model on one rank. DecoderModel documents the shapes."""
+class StepModel(Protocol):
+    """Interface of a model on one rank, or of a draft head. DecoderModel documents the shapes."""
 
     weight_bytes: int
-    state_spec: StateSpec | None  # of the group of layers that keep a state in the KV cache; None: there are none
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that a row takes in addition to its KV blocks."""
-        ...
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
         """Return the spec of each KV group with keys and values: of layers that share block tables."""
@@ -67,6 +64,17 @@ class Model(Protocol):
         self, token_ids: Tensor, logits_indices: Tensor, context: StepContext
     ) -> tuple[Tensor, Tensor]: ...
 
+
+class Model(StepModel, Protocol):
+    """Interface of a model on one rank that runs whole steps of an engine."""
+
+    state_spec: StateSpec | None  # of the group of layers that keep a state in the KV cache; None: there are none
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a row takes in addition to its KV blocks."""
+        ...
+
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
@@ -75,7 +83,7 @@ class Model(Protocol):
 
 
 def compute(
-    model: Model,
+    model: StepModel,
     inputs: StepInputs,
     kv_caches: Sequence[Tensor],
     states: StateViews | None = None,
@@ -105,6 +113,8 @@ def compute(
         token_types=token_types,
         media=media,
         cross=cross,
+        aux=inputs.aux,
+        head_states=inputs.head_states,
     )
     return model.forward_logits(token_ids, logits_indices, context)
 

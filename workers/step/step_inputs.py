@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
+from ...kernels.contract import AuxStates
 from ..machine.arrays import I32, I64
 from .step_layout import MediaInputs
 
@@ -47,6 +50,8 @@ class StepInputs(NamedTuple):
     drafts: I32 | None = None  # [s] the draft of each sample; NO_DRAFT: none; None: no row has any
     has_drafts: I32 | None = None  # [n] not 0 for a known token with drafts; None: no row has any
     states: StateInputs | None = None  # None: no layer keeps a state
+    aux: AuxStates | None = None  # states of the residual stream that are kept; None: none
+    head_states: Tensor | None = None  # [T, hidden_size] of the model, for a draft head that computes the step
     decoder: StepInputs | None = None  # the part that passes through the layers, if rows begin with clips; None: all
 
 
