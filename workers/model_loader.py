@@ -17,6 +17,8 @@ import torch
 from ..ipc.errors import ConfigError
 from ..ipc.process.machine_memory import gib
 from ..ipc.spec.config.engine_spec import EngineSpec
+from ..ipc.spec.config.speculation import DraftSpec
+from ..ipc.spec.drafts.head_config import HeadConfig
 from ..ipc.spec.models.model_config import ModelConfig
 from ..kernels.byte_cache import CACHE_DTYPES
 from ..kernels.select import Ops, select_ops
@@ -24,12 +26,14 @@ from .device import device_check
 from .features.adapters.adapter_folders import adapter_folders
 from .features.adapters.adapter_loader import AdapterLoader
 from .features.adapters.slot_filler import SlotFiller, adaptable
+from .features.drafting.head_states import STEPS_KEPT, HeadStates
 from .features.pooling.pooling_layers import PoolingLayers
 from .machine.parallel import NullGroup, ParallelGroup
 from .models.decoder import DecoderModel
+from .models.eagle_head import EagleHead, load_head
 from .models.load import load_model
 from .step.kv_cache import KVCacheSpec
-from .step.model_step import Model
+from .step.model_step import Model, StepModel
 from .step.profile import StepLimits
 from .weights.checkpoint import Checkpoint
 from .weights.opening import open_checkpoint
@@ -141,11 +145,13 @@ class ModelLoader:
         ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, folder, self._dtype, self._device, group, model, ops)
 
-    def load_draft(self, group: ParallelGroup) -> Model | None:
-        """Load the draft model; None if there is none."""
+    def load_draft(self, group: ParallelGroup, target: Model) -> StepModel | None:
+        """Load the draft model or head; None if there is none. target: the engine's model, which a head reads."""
         draft = self._spec.draft
         if draft is None:
             return None
+        if draft.head is not None:
+            return self._load_head(draft, draft.head, group, target)
         config = msgspec.structs.replace(self._spec.config, enable_lora=False)
         spec = msgspec.structs.replace(
             self._spec,
@@ -155,6 +161,39 @@ class ModelLoader:
             has_integer_products=draft.has_integer_products,
         )
         return ModelLoader(spec, self._device, None).load(Path(draft.folder), group)
+
+    def _load_head(self, draft: DraftSpec, head: HeadConfig, group: ParallelGroup, target: Model) -> EagleHead:
+        assert isinstance(target, DecoderModel), "heads are of models with native layers"
+        ops = self._select_ops(is_batch_invariant=self._spec.config.deterministic)
+        length = self._spec.max_model_len
+        return load_head(Path(draft.folder), draft.model, head, target, length, self._dtype, self._device, ops, group)
+
+    def new_head_states(self, draft: StepModel) -> HeadStates | None:
+        """Return room for the hidden states that the draft head reads; None for a draft model."""
+        spec = self._spec
+        if not isinstance(draft, EagleHead) or spec.draft is None or spec.draft.head is None:
+            return None
+        return HeadStates(
+            spec.draft.head,
+            draft.fuse,
+            self._num_kept_states,
+            spec.config.max_num_seqs,
+            spec.max_model_len + 1,
+            self._dtype,
+            self._device,
+        )
+
+    @property
+    def head_states_bytes(self) -> int:
+        """Memory of the hidden states that are kept for the draft head."""
+        draft = self._spec.draft
+        if draft is None or draft.head is None:
+            return 0
+        return self._num_kept_states * draft.head.num_inputs * self._dtype.itemsize
+
+    @property
+    def _num_kept_states(self) -> int:
+        return STEPS_KEPT * self._spec.max_num_batched_tokens
 
     def load_pooling(self, folder: Path, group: ParallelGroup) -> PoolingLayers | None:
         """Load the layers that make vectors and scores of hidden states; None on ranks that return no results."""
@@ -167,7 +206,7 @@ class ModelLoader:
         is_batch_invariant = self._spec.config.deterministic
         return PoolingLayers.load(folder, self._spec.model, open_folder, is_batch_invariant=is_batch_invariant)
 
-    def kv_cache_specs(self, model: Model) -> Sequence[KVCacheSpec]:
+    def kv_cache_specs(self, model: StepModel) -> Sequence[KVCacheSpec]:
         """Return the shape of each KV group of the model, in the dtype that the options name."""
         return model.kv_cache_specs(self._spec.config.block_size, self._cache_dtype)
 

@@ -45,7 +45,7 @@ from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .step.input_batch import InputBatch
 from .step.kv_cache import KVCacheSpec, KVPool, block_bytes_of
-from .step.model_step import Model
+from .step.model_step import Model, StepModel
 from .step.profile import dummy_step, run_dummy
 from .weights.readahead import drop_pages
 
@@ -87,7 +87,7 @@ class Worker:
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._loaded_bytes = 0  # of the blocks that the longest row may get from these
         self._model: Model | None = None
-        self._draft: Model | None = None  # with the model, if it is given
+        self._draft: StepModel | None = None  # with the model, if it is given
         self._media: MediaRunner | None = None  # with the model, if it takes media
         self._pooling: PoolingLayers | None = None  # with the model, on rank 0
         self._kv_pool: KVPool | None = None
@@ -130,7 +130,7 @@ class Worker:
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._loader.kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
         self._pooling = self._loader.load_pooling(self._folder, self._group)
-        begun, self._draft = time.monotonic(), self._loader.load_draft(self._group)
+        begun, self._draft = time.monotonic(), self._loader.load_draft(self._group, self._model)
         if self._draft is not None:
             detail = gib(self._draft.weight_bytes)
             yield Phase(name="load draft model", duration_s=time.monotonic() - begun, detail=detail)
@@ -162,6 +162,7 @@ class Worker:
         )
         for_media = 0 if self._media is None else self._media.reserved_bytes
         taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes + for_media
+        taken += self._loader.head_states_bytes
         if self._device.type == "cpu":
             config = self._spec.config
             available = self._available()
@@ -256,7 +257,14 @@ class Worker:
         if self._draft is not None:
             num_groups, most_tokens = len(pool.blocks), self._spec.max_num_batched_tokens
             drafter = Drafter(
-                self._draft, pool.draft_caches, batch, self._group, self._sampler, num_groups, most_tokens
+                self._draft,
+                pool.draft_caches,
+                batch,
+                self._group,
+                self._sampler,
+                num_groups,
+                most_tokens,
+                self._loader.new_head_states(self._draft),
             )
         return ModelRunner(
             model,
@@ -325,7 +333,7 @@ class Worker:
             self._model = self._load_model()
             self._pooling = self._loader.load_pooling(self._folder, self._group)
             self._media = self._load_media(self._model)
-            self._draft = self._loader.load_draft(self._group)
+            self._draft = self._loader.load_draft(self._group, self._model)
         if self._kv_pool is None:
             self.initialize(self._pool_shape, self._arena)
         elif self._model is not None:

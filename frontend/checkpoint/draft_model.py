@@ -12,8 +12,9 @@ from ...ipc.spec.config.checkpoint_digest import checkpoint_digest, tokenizer_di
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.engine_spec import EngineSpec
 from ...ipc.spec.config.served_model import has_integer_products, served_model, with_floats
-from ...ipc.spec.config.speculation import DraftSpec, SpeculationOptions
-from ...ipc.spec.config.weight_files import weight_paths
+from ...ipc.spec.config.speculation import EAGLE, DraftSpec, SpeculationOptions
+from ...ipc.spec.config.weight_files import file_by_tensor, weight_paths
+from ...ipc.spec.drafts.eagle_file import is_eagle_head, read_eagle_head
 from ...ipc.spec.models.model_config import ModelConfig
 from .gguf.folder import add_tokenizer
 from .hub import find_checkpoint
@@ -29,8 +30,17 @@ def with_draft_model(spec: EngineSpec, spare: Path) -> EngineSpec:
         return spec
     folder = find_checkpoint(options.model, options.revision, _OPTION, spec.config, spare)
     config = _config_of(spec.config, options)
-    model = served_model(config, folder)
     what = f"{_OPTION} {options.model}"
+    if is_eagle_head(folder):
+        _check_target(spec, what)
+        return msgspec.structs.replace(spec, draft=_eagle_head(spec, folder, what))
+    if options.method == EAGLE:
+        raise ConfigError(
+            f"{what}: its config.json is not that of an EAGLE-3 head: leave the method out for a draft model, or "
+            "choose a head"
+        )
+    model = served_model(config, folder)
+    _check_target(spec, what)
     _check_model(spec, model, what)
     _check_tokens(Path(spec.tokenizer_folder), add_tokenizer(folder, spare), model.vocab_size, what)
     has_integers = has_integer_products(config, model, spec.dtype, spec.device)
@@ -56,6 +66,17 @@ def draft_on_this_host(spec: EngineSpec, spare: Path) -> DraftSpec | None:
     return found
 
 
+def _eagle_head(spec: EngineSpec, folder: Path, what: str) -> DraftSpec:
+    if spec.model.implementation != "native":
+        raise ConfigError(
+            f"{what}: a head reads hidden states of native layers, {spec.model.architecture} runs on transformers' "
+            "layers: leave it out"
+        )
+    layer, head = read_eagle_head(folder, file_by_tensor(folder), spec.model)
+    _check_heads(spec, layer, what)
+    return DraftSpec(folder=str(folder), model=layer, head=head, weights=_digest(folder))
+
+
 def _digest(folder: Path) -> str:
     return checkpoint_digest(folder) if weight_paths(folder) else ""
 
@@ -67,9 +88,9 @@ def _config_of(config: EngineConfig, options: SpeculationOptions) -> EngineConfi
     )
 
 
-def _check_model(spec: EngineSpec, draft: ModelConfig, what: str) -> None:
-    """Raise ConfigError if the engine cannot run both models together."""
-    model, size = spec.model, spec.config.tensor_parallel_size
+def _check_target(spec: EngineSpec, what: str) -> None:
+    """Raise ConfigError if the engine's model takes no drafts of another."""
+    model = spec.model
     if not model.is_generative or model.has_state or model.cross is not None:
         raise ConfigError(f"{what}: {model.architecture} takes no drafts: leave it out")
     if not spec.kv_groups[0].is_full:
@@ -77,6 +98,10 @@ def _check_model(spec: EngineSpec, draft: ModelConfig, what: str) -> None:
             f"{what}: {model.architecture} sees windows of {spec.kv_groups[0].window} tokens or fewer, and "
             "the draft model's keys lie in the blocks of layers that see all tokens: leave it out"
         )
+
+
+def _check_model(spec: EngineSpec, draft: ModelConfig, what: str) -> None:
+    """Raise ConfigError if the engine cannot run a draft model."""
     is_plain = draft.is_generative and draft.implementation == "native" and draft.encoder is None
     if not is_plain or draft.state is not None or draft.has_state or draft.cross is not None:
         raise ConfigError(
@@ -89,6 +114,12 @@ def _check_model(spec: EngineSpec, draft: ModelConfig, what: str) -> None:
             f"{what} has embeddings of {longest} positions, requests have up to {spec.max_model_len} tokens: "
             f"give --max-model-len {longest} or another draft model"
         )
+    _check_heads(spec, draft, what)
+
+
+def _check_heads(spec: EngineSpec, draft: ModelConfig, what: str) -> None:
+    """Raise ConfigError if a draft model's attention cannot be divided among the ranks."""
+    size = spec.config.tensor_parallel_size
     if draft.num_heads % size or (draft.num_kv_heads % size and size % draft.num_kv_heads):
         raise ConfigError(
             f"{what}: its {draft.num_heads} attention heads and {draft.num_kv_heads} KV heads do not divide among "

@@ -34,10 +34,11 @@ class Attention:
         rotaries: Sequence[Rotary],
         place: CachePlace,
         position_bias: Tensor | None = None,
+        num_inputs: int | None = None,
     ) -> None:
         """`prefix`: the prefix of the layer's tensor names, with the dot. `layer`: the layer's index in the model.
         rotaries: one for each of `config.ropes`. `place`: of its keys and values. position_bias: AttentionSpec.bias of
-        this rank's heads."""
+        this rank's heads. num_inputs: elements of a token in x; None: hidden_size."""
         self._ops, self._group = loader.ops, loader.group
         own = config.layers[layer]
         self._has_own_shape = place.has_own_shape
@@ -63,7 +64,7 @@ class Attention:
             assert row_order is None
             projections, row_order = projections[:2], _keys_twice(len(heads) * head_dim, len(kv_heads) * head_dim)
         qkv = loader.column_parallel(
-            config.hidden_size,
+            num_inputs or config.hidden_size,
             projections,
             config.has_qkv_bias,
             Activation("clamp", limit=config.qkv_clip) if config.qkv_clip else NO_ACTIVATION,

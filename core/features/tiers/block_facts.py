@@ -96,6 +96,8 @@ def block_facts(spec: EngineSpec, kernels: str) -> bytes:
         ]
     if spec.draft is not None:  # whose keys and values lie in the blocks, too
         facts["draft"] = {"model": _as_before(spec.draft.model), "weights": spec.draft.weights}
+        if spec.draft.head is not None:
+            facts["head"] = msgspec.to_builtins(spec.draft.head)
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 
 from ...errors import ConfigError
+from ..drafts.head_config import HeadConfig
 from ..models.model_config import ModelConfig
 
 _FLAG = "--speculation (or --speculative-config, -sc)"
 _LOOKUPS = ("lookup", "ngram", "ngram_gpu", "suffix")
-_DRAFT_MODEL = "draft_model"
-_METHODS = (*_LOOKUPS, _DRAFT_MODEL)
+_DRAFT_MODEL, EAGLE = "draft_model", "eagle3"
+_WITH_MODEL = (_DRAFT_MODEL, EAGLE)
+_METHODS = (*_LOOKUPS, *_WITH_MODEL)
 _LOOKUP_MODELS = (None, *_LOOKUPS, "[ngram]")  # names of methods that look tokens up where vLLM has a draft model's
 _IGNORED = {  # vLLM's keys for choices that are made by measured cost here, or that the draft model's files make
     *("draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
@@ -27,7 +29,8 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A draft model: it guesses the next tokens of an engine's model, which has the same tokens."""
 
     folder: str
-    model: ModelConfig
+    model: ModelConfig  # of a head: its layer
+    head: HeadConfig | None = None  # None: it reads tokens alone
     has_integer_products: bool = False  # its quantized weights are multiplied as integers
     weights: str  # digest of its weights, which the names of stored KV blocks contain
 
@@ -40,7 +43,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     num_speculative_tokens: int = MAX_DRAFTS
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 32  # longest match that counts, in tokens
-    model: str | None = None  # the draft model: a folder, a GGUF file or a hub id; None: there is none
+    model: str | None = None  # the draft model or head: a folder, a GGUF file or a hub id; None: there is none
     revision: str | None = None  # of the draft model
 
     def check(self) -> None:
@@ -54,8 +57,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
                 f"{_FLAG}: 1 ≤ prompt_lookup_min ≤ prompt_lookup_max must hold, got {self.prompt_lookup_min} and "
                 f"{self.prompt_lookup_max}"
             )
-        if self.method == _DRAFT_MODEL and self.model is None:
-            raise ConfigError(f"{_FLAG}: method {_DRAFT_MODEL} needs a model: give a folder, a GGUF file or a hub id")
+        if self.method in _WITH_MODEL and self.model is None:
+            raise ConfigError(f"{_FLAG}: method {self.method} needs a model: give a folder, a GGUF file or a hub id")
 
 
 def speculation_options(
@@ -69,12 +72,15 @@ def speculation_options(
             raise ConfigError(f"{_FLAG} is off, and --draft-model {draft_model} is given: leave one of them out")
         return None
     model = fields.pop("model", None)
-    if model not in _LOOKUP_MODELS and fields.get("method", _DRAFT_MODEL) == _DRAFT_MODEL:
-        fields |= {"method": _DRAFT_MODEL, "model": model}
+    method = fields.get("method", _DRAFT_MODEL)
+    if method not in _WITH_MODEL:
+        method = _DRAFT_MODEL
+    elif model not in _LOOKUP_MODELS:
+        fields |= {"method": method, "model": model}
     if draft_model is not None:
         if fields.get("model", draft_model) != draft_model:
             raise ConfigError(f"{_FLAG} names the draft model {model}, --draft-model {draft_model}: give one of them")
-        fields |= {"method": _DRAFT_MODEL, "model": draft_model}
+        fields |= {"method": method, "model": draft_model}
     if num_drafts is not None:
         fields["num_speculative_tokens"] = num_drafts
     try:

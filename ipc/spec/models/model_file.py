@@ -103,7 +103,7 @@ def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplem
         file.refuse(f"use_bidirectional_attention {two_way} is not supported: answers need a causal model")
     if is_native and implementation != "transformers":
         try:
-            return _parse_native(file, generation, architecture)
+            return parse_native(file, generation, architecture)
         except NotNative:
             if implementation == "native":
                 raise
@@ -115,7 +115,7 @@ def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplem
 def _parse_headed(file: ConfigFile, generation: ConfigFile, architecture: str, headed: Headed) -> ModelConfig:
     """Return the config of an architecture that has the layers of a language model without its head. Its embedding
     stands in for that, since every step has a head; only rows that generate read it."""
-    config = _parse_native(text_of(file), generation, headed.family)
+    config = parse_native(text_of(file), generation, headed.family)
     head = heads.head_of(file, architecture, headed.kind, config.hidden_size)
     config = msgspec.structs.replace(config, architecture=architecture, pooling=PoolingConfig(head=head))
     if "classifier_from_token" in file:  # a language model's files, with its head
@@ -123,7 +123,8 @@ def _parse_headed(file: ConfigFile, generation: ConfigFile, architecture: str, h
     return msgspec.structs.replace(config, has_lm_head=False, has_head_bias=False, tie_word_embeddings=True)
 
 
-def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -> ModelConfig:
+def parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -> ModelConfig:
+    """Return the config of an architecture with native layers. ConfigError if a field is missing or invalid."""
     if architecture in MULTIMODAL:
         family, file = language_model(file, MULTIMODAL[architecture])
     else:
