@@ -8,14 +8,13 @@ from ..ipc.codec import decode_ids, num_ids
 from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
-from ..ipc.messages.core import EngineCoreRequest
+from ..ipc.messages.core import EngineCoreRequest, TenantRef
 from ..ipc.messages.media import A_MEDIUM, MediaSpan
 from ..ipc.process.awake_clock import steady_time
 from ..ipc.spec.config.engine_spec import EngineSpec
 from .kv.block_hash import random_namespace
-from .kv.manager import KVCacheManager
 from .request import Request
-from .scheduling.waiting_queue import WaitingQueue
+from .scheduling.scheduler import Scheduler
 from .stats import CoreStats
 
 FLEX_S = 1e12  # by which the flex class comes later in the order: more than any priority is worth
@@ -26,13 +25,14 @@ class Admission:
     """Check of requests against the configured limits, the queue's content and the pool's size. It also turns a checked
     message into Requests. Owns nothing; `stats` is only used to count refusals and to estimate when to retry."""
 
-    def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
+    def __init__(self, spec: EngineSpec, scheduler: Scheduler, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
         self._has_state = spec.model.has_state  # then no blocks are shared, not even within a request
         self._max_tokens = spec.max_request_tokens
         self._most_whole = spec.max_num_batched_tokens if spec.model.is_encoder else None  # tokens of a whole prompt
         self._encoder_cache_tokens = spec.encoder_cache_tokens
-        self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
+        self._kv_cache, self._waiting, self._tenants = scheduler.kv_cache, scheduler.waiting, scheduler.tenants
+        self._stats = stats
 
     def check(self, message: EngineCoreRequest) -> None:
         """Raise RequestError if the request can never fit, exceeds one request's share of the queue, or has an adapter
@@ -51,7 +51,8 @@ class Admission:
         is_flex = message.params.is_flex
         waiting = self._waiting.count_of(is_flex=is_flex)
         has_too_many = waiting.num_requests + num_answers > config.max_waiting_requests
-        if has_too_many or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens:
+        has_too_many_tokens = waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens
+        if (has_too_many or has_too_many_tokens) and not self._is_in_part(message.tenant):
             self._stats.num_refused_for_requests += has_too_many
             self._stats.num_refused_for_tokens += not has_too_many
             of_class = "of the flex class, " if is_flex else ""
@@ -60,6 +61,16 @@ class Admission:
                 f"{config.max_waiting_requests} and {config.max_waiting_tokens} may: ask again later",
                 retry_after_s=self._stats.seconds_to_drain(waiting.num_tokens),
             )
+
+    def _is_in_part(self, ref: TenantRef | None) -> bool:
+        """Return whether the tenant of a request has less than its part of the queue, while others wait, too: a full
+        queue of one tenant refuses no other, and the queue holds at most twice as much as all together may have."""
+        tenant = self._tenants.of(ref)
+        if tenant.num_waiting == len(self._waiting):
+            return False
+        part = self._tenants.part(tenant)
+        has_few = tenant.num_waiting < part * self._config.max_waiting_requests
+        return has_few and tenant.num_waiting_tokens < part * self._config.max_waiting_tokens
 
     def _check_adapter(self, adapter: AdapterRef) -> None:
         if not self._config.enable_lora:
@@ -120,6 +131,7 @@ class Admission:
         root = random_namespace() if is_sharing else None
         arrival_time = message.arrival_time if message.waited_s is None else steady_time() - message.waited_s
         triggers = frozenset(decode_ids(message.constraint_triggers).tolist())
+        tenant = self._tenants.of(message.tenant)
         requests = []
         for child in message.children:
             tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
@@ -149,6 +161,7 @@ class Admission:
                 adapter=message.adapter,
                 media=message.media,
                 caller=message.caller,
+                tenant=tenant,
             )
             requests.append(request)
         if params.prompt_logprobs is not None:

@@ -89,7 +89,7 @@ class EngineCore:
         self.features = self.scheduler.features
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler.prefill_throttle, self.media)
-        self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
+        self._admission = Admission(spec, self.scheduler, self.stats)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ from ..ipc.messages.media import MediaSpan
 from ..ipc.messages.tier import PlaceName
 from ..ipc.params.pooling_params import PoolingParams
 from ..ipc.params.sampling_params import SamplingParams
+from .tenant import Tenant
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 
@@ -119,6 +120,7 @@ class Request:
     cache_root: bytes | None = None  # root of its block keys, shared only with its prompt group
     prompt_group: int = 0  # equal for answers that share a prompt; 0: no group
     caller: str = ""  # key of the client, over HTTP of address and API key; callers share grammar compilers equally
+    tenant: Tenant = field(default_factory=Tenant)  # callers with the same API key
     grammar_id: int = 0  # number of its grammar (features/grammar/manager.py); 0: none
     is_masked: bool = False  # its next token needs a mask
     waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
@@ -141,6 +143,11 @@ class Request:
         if (self.state, state) not in LEGAL_MOVES:
             raise AssertionError(f"request {self.key}: {self.state.name} → {state.name} is not a legal move")
         self.state = state
+
+    @property
+    def level(self) -> tuple[bool, int]:
+        """Class and priority: requests of one level differ only in their arrival and their tenant."""
+        return self.is_flex, self.priority
 
     @cached_property
     def begin_ids(self) -> frozenset[int]:

@@ -86,5 +86,5 @@ def new_features(
         prover = GrammarProver(around.grammar_prover, spec.config.grammar_timeout_s, clock)
     can_void = not spec.model.has_state and spec.model.state is None and spec.model.cross is None
     grammars = GrammarManager(around.grammar_helper, prover, clock, scheduler, engine, can_void=can_void)
-    scheduler.features.use([*in_order, grammars, drafting])
+    scheduler.features.use([*in_order, grammars, drafting, scheduler.tenants])
     return Features(pause, isolation, offload, adapters, media, grammars)

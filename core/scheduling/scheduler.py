@@ -30,6 +30,7 @@ from .step.rows import Rows
 from .step.step_delta import StepDelta
 from .step.table_growth import TableGrowth
 from .step_feature import StepFeatures, StepPlan
+from .tenants import Tenants
 from .waiting_queue import WaitingQueue
 
 MAX_SKIPS = 64  # admissions of later requests while one does not fit; then they wait for it
@@ -53,14 +54,15 @@ class Scheduler:
     ) -> None:
         """preempts_for_waiting: a new request may take the place of running ones that come after it in order."""
         self.kv_cache = kv_cache
-        self.waiting = WaitingQueue()
         self.features = StepFeatures()
         self.prompt_groups = PromptGroups()
         has_states = kv_cache.sizes.state_group is not None
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size, have_states=has_states)
-        self.ledger = StepLedger()
-        self._preemption = Preemption(self.rows, kv_cache, is_by_priority=preempts_for_waiting)
         self.prefill_throttle = PrefillThrottle()
+        self.tenants = Tenants(self.rows, self.prefill_throttle)
+        self.waiting = WaitingQueue(self.tenants)
+        self.ledger = StepLedger()
+        self._preemption = Preemption(self.rows, kv_cache, self.tenants, is_by_priority=preempts_for_waiting)
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # of preempted requests, including those still in the prefix cache
@@ -229,7 +231,7 @@ class Scheduler:
         state, size = self.rows, self.rows.block_size
         assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
         if not self.kv_cache.has_room(len(rows)):
-            rows = np.array(self._in_order(rows))
+            rows = np.array(state.in_order(rows))
         state.num_cached_blocks[rows] = counts = state.num_scheduled[rows] // size
         for row, num_blocks in zip(rows.tolist(), counts.tolist(), strict=True):
             request = state.request_by_row[row]
@@ -244,7 +246,7 @@ class Scheduler:
         """Schedule a chunk for each running row with more than one known token to compute, in the policy's order while
         the budget lasts; return the rest of it."""
         rows = self.rows
-        for row in self._in_order(np.flatnonzero(ahead > 1)):
+        for row in self.tenants.in_order(np.flatnonzero(ahead > 1)):
             request = rows.request_by_row[row]
             if budget <= 0:
                 break
@@ -377,10 +379,6 @@ class Scheduler:
         if states is not None:
             states.release()
         return output
-
-    def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
-        in_order: list[int] = rows[np.argsort(self.rows.sort_key[rows], kind="stable")].tolist()
-        return in_order
 
     # ── results of steps ─────────────────────────────────────────────────────────────────────────────────────────
 

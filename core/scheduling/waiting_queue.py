@@ -1,7 +1,7 @@
 """WaitingQueue: the waiting requests, in the policy's order.
 
-A heap with lazy removal: an aborted request is skipped when it surfaces. A request with a WaitReason stays outside the
-heap until `release` has removed its last reason.
+A heap for each tenant, with lazy removal: an aborted request is skipped when it surfaces. A request with a WaitReason
+stays outside the heaps until `release` has removed its last reason.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..request import Request, State, WaitReason
+from ..tenant import Tenant
+from .tenants import Tenants
 
 
 class Waiting(NamedTuple):
@@ -24,17 +26,19 @@ class Waiting(NamedTuple):
 class WaitingQueue:
     """Queue that holds each waiting request once. `num_tokens` is the sum of their known tokens."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self._heaps: dict[Tenant, list[tuple[float, int, Request]]] = {}  # none is empty
+        self._num_queued = 0  # entries in all heaps
         self._tie = itertools.count()
         self._blocked: set[Request] = set()
-        self._num_left = 0  # entries in the heap whose request has left
+        self._num_left = 0  # entries in the heaps of requests that have left
         self.num_tokens = 0
         self.num_with_media = 0
         self.num_flex = self._num_flex_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._heap) - self._num_left + len(self._blocked)
+        return self._num_queued - self._num_left + len(self._blocked)
 
     @property
     def num_blocked(self) -> int:
@@ -55,11 +59,14 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over all waiting requests, in no particular order."""
-        queued = (request for _, _, request in self._heap if request.state is State.WAITING)
+        entries = itertools.chain.from_iterable(self._heaps.values())
+        queued = (request for _, _, request in entries if request.state is State.WAITING)
         return itertools.chain(queued, self._blocked)
 
     def _count(self, request: Request, sign: int) -> None:
         self.num_tokens += sign * request.num_tokens
+        request.tenant.num_waiting += sign
+        request.tenant.num_waiting_tokens += sign * request.num_tokens
         self.num_with_media += sign * bool(request.media)
         if request.is_flex:
             self.num_flex += sign
@@ -76,24 +83,44 @@ class WaitingQueue:
         if request.waits_for:
             self._blocked.add(request)
         else:
-            heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
+            self._push(request)
+
+    def _push(self, request: Request) -> None:
+        heap = self._heaps.setdefault(request.tenant, [])
+        heapq.heappush(heap, (request.sort_key, next(self._tie), request))
+        self._num_queued += 1
 
     def release(self, request: Request, reason: WaitReason) -> None:
         """Remove one reason to wait from a request; if it has none left and is in the queue, `pop` can return it."""
         request.waits_for.discard(reason)
         if request in self._blocked and not request.waits_for:
             self._blocked.remove(request)
-            heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
+            self._push(request)
 
     def pop(self) -> Request | None:
-        """Remove and return the first request in order that has no WaitReason, or None."""
-        while self._heap:
-            _, _, request = heapq.heappop(self._heap)
+        """Remove and return the first request in order that has no WaitReason, or None. Of those that are the first of
+        their tenants, and of the first one's class and priority, it is that of the tenant that was served least."""
+        while self._heaps:
+            heap = self._next_heap()
+            _, _, request = heapq.heappop(heap)
+            self._num_queued -= 1
+            if not heap:
+                del self._heaps[request.tenant]
             if request.state is State.WAITING:
                 self._count(request, -1)
                 return request
             self._num_left -= 1
         return None
+
+    def _next_heap(self) -> list[tuple[float, int, Request]]:
+        heaps = [*self._heaps.values()]
+        if len(heaps) == 1:
+            return heaps[0]
+        level = min(heap[0] for heap in heaps)[2].level
+        return min(
+            (heap for heap in heaps if heap[0][2].level == level),
+            key=lambda heap: (self._tenants.served(heap[0][2].tenant), heap[0]),
+        )
 
     def forget(self, request: Request) -> None:
         """Remove a request that finished while it waited here; its heap entry goes when it surfaces or is swept."""
@@ -102,7 +129,13 @@ class WaitingQueue:
             self._blocked.remove(request)
             return
         self._num_left += 1
-        if self._num_left > 64 and 2 * self._num_left > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].state is State.WAITING]
-            heapq.heapify(self._heap)
-            self._num_left = 0
+        if self._num_left > 64 and 2 * self._num_left > self._num_queued:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the entries of requests that have left."""
+        left = [[entry for entry in heap if entry[2].state is State.WAITING] for heap in self._heaps.values()]
+        self._heaps = {heap[0][2].tenant: heap for heap in left if heap}
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._num_queued, self._num_left = sum(map(len, self._heaps.values())), 0

@@ -120,6 +120,13 @@ class ConstraintBegin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return decode_ids(self.token_ids)[-1]
 
 
+class TenantRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The API key that a request came with, by its name, and its part of the engine."""
+
+    name: str
+    weight: float = 1.0  # above 0: its part of the engine is in proportion to it
+
+
 class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     """A validated request: everything that a core needs to start or resume it."""
 
@@ -143,6 +150,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     adapter: AdapterRef | None = None  # None: the base model
     media: list[MediaSpan] = []  # by rising starts
     caller: str = ""  # identifies the caller, since callers get equal shares of the grammar compilers
+    tenant: TenantRef | None = None  # None: it came without a key that has a name
 
     @property
     def kind(self) -> Literal["generate", "pool"]:

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
+from tokenloom.ipc.messages.core import TenantRef
 from tokenloom.ipc.params.pooling_params import PoolingParams
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
@@ -33,6 +34,11 @@ class RandomOperations:
         policy = rng.choice(["fcfs", "priority"])
         drawn = {"record": record, "scheduling_policy": policy, **random_sizes(rng)}
         self.harness = new_harness(**drawn | options)  # type: ignore[arg-type]
+        several = [
+            None,
+            *(TenantRef(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 0.25), ("c", 8.0))),
+        ]
+        self.tenants = rng.choice([[None], several])
         self.stems = [prompt_of(rng, 60) for _ in range(3)]
         self.num_added = 0
 
@@ -59,12 +65,16 @@ class RandomOperations:
         rng, prompt = self.rng, self.draw_prompt(30)
         max_tokens, priority = rng.randrange(1, 40), rng.randrange(-2, 3)
         tier = rng.choice(["default", "default", "flex"])
+        tenant = rng.choice(self.tenants)
         if rng.random() < 0.3:
-            self.harness.add(key, prompt, pooling=self.draw_pooling(), priority=priority, service_tier=tier)
+            self.harness.add(
+                key, prompt, pooling=self.draw_pooling(), priority=priority, service_tier=tier, tenant=tenant
+            )
             return
         stop = prompt_of(rng, rng.choice([0, 2, 30, 200]))
         outputs = expected_tokens(prompt, key, max_tokens, stop)[: rng.choice([0, 0, rng.randrange(40)])]
-        self.harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, priority=priority, service_tier=tier)
+        more = {"priority": priority, "service_tier": tier, "tenant": tenant}
+        self.harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, **more)
 
     def draw_prompt(self, longest: int) -> list[int]:
         """Return tokens that others may have computed, and a few more."""

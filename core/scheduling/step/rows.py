@@ -60,6 +60,7 @@ class Rows:
         self.grammar_id = column()  # 0: none
         self.is_masked: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # the next token needs a mask
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
+        self.tenant = column()  # index of the request's tenant
         self.frontend_id = column()
         self.request_key = column()
         self.sort_key: npt.NDArray[np.float64] = np.full(max_num_seqs, -np.inf)
@@ -118,6 +119,7 @@ class Rows:
         self.grammar_id[row] = request.grammar_id
         self.is_masked[row] = request.is_masked
         self.is_pooled[row] = request.pooling is not None
+        self.tenant[row] = request.tenant.index
         self.frontend_id[row], self.request_key[row] = request.frontend_id, request.key
         self.sort_key[row] = request.sort_key
         self.num_rows_by_stop_id.update(request.stop_token_ids)
@@ -150,6 +152,11 @@ class Rows:
         self.num_drafts[row] = 0
         self.epoch[row] += 1
         self.version += 1
+
+    def in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
+        """Return `rows` [n] in the policy's order."""
+        in_order: list[int] = rows[np.argsort(self.sort_key[rows], kind="stable")].tolist()
+        return in_order
 
     def first_token(self, row: int) -> int:
         """Return the first token of a row that may be computed in a step that is not sent yet: the next one, or its
