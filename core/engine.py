@@ -160,6 +160,7 @@ class EngineCore:
             num_accepted_drafts=request.num_accepted_drafts,
             error=done.error,
             vector=done.vector,
+            misses=request.misses,
         )
         self._outbox.of(request.frontend_id).finished.append(finished)
 

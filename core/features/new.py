@@ -18,6 +18,7 @@ from .grammar.helper import GrammarHelper
 from .grammar.manager import GrammarManager
 from .grammar.prover import GrammarProver
 from .media.row_media import RowMedia
+from .misses.miss_finder import MissFinder
 from .pause import Pause
 from .speculation.lookup import lookup_of
 from .texts import Texts
@@ -74,6 +75,9 @@ def new_features(
     if around.tiers is not None:
         offload = Offload(around.tiers, kv_cache, waiting.release, engine.enter_namespace)
         kv_cache.attach_outer(offload)
+    if spec.shares_prefixes:
+        in_order.append(MissFinder(scheduler, offload))
+    if offload is not None:
         in_order.append(TierFeature(offload, scheduler))
     adapters = AdapterQueue(spec, scheduler, clock, engine, lambda each: any(one.holds(each) for one in holders))
     if adapters.table.slots:

@@ -17,12 +17,8 @@ from .reuse_order import OldestFirst, SpareBlocks, UsefulBlocks
 NULL_BLOCK = 0
 
 
-class BlockObserver(Protocol):
-    """Interface of a follower of a pool's cached content: a record of it, or an outer tier that copies it."""
-
-    def written(self, group: int, block: int, key: bytes) -> None:
-        """Record that the workers have written the block, so that its content can be read."""
-        ...
+class LossObserver(Protocol):
+    """Interface of an object that follows which content leaves a pool."""
 
     def evicted(self, group: int, block: int, key: bytes, *, is_demoted: bool = False) -> None:
         """Record that the block leaves the index because the next step may overwrite it. is_demoted: it is unlikely to
@@ -35,6 +31,14 @@ class BlockObserver(Protocol):
 
     def cleared(self, group: int) -> None:
         """Record that the content of all blocks of the group is void."""
+        ...
+
+
+class BlockObserver(LossObserver, Protocol):
+    """Interface of a follower of a pool's cached content: a record of it, or an outer tier that copies it."""
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        """Record that the workers have written the block, so that its content can be read."""
         ...
 
 
@@ -63,6 +67,7 @@ class BlockPool:
         self.now = 1  # stamp of last use for blocks that are freed
         self.pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
         self._observers = observers
+        self._loss_observers: Sequence[LossObserver] = observers
         self.group = group
         for block, key in (key_by_block or {}).items():
             self._restore(block, key)
@@ -85,6 +90,10 @@ class BlockPool:
 
     def add_observer(self, observer: BlockObserver) -> None:
         self._observers = [*self._observers, observer]
+        self.add_loss_observer(observer)
+
+    def add_loss_observer(self, observer: LossObserver) -> None:
+        self._loss_observers = [*self._loss_observers, observer]
 
     @property
     def keys(self) -> list[bytes]:
@@ -133,7 +142,7 @@ class BlockPool:
         key = self._key_by_block[block]
         assert key is not None, "a block without content is empty"
         self._remove(block, key)
-        for observer in self._observers:
+        for observer in self._loss_observers:
             observer.evicted(self.group, block, key, is_demoted=is_demoted)
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -243,7 +252,7 @@ class BlockPool:
         for block in blocks:
             if (key := self._key_by_block[block]) is not None:
                 self._remove(block, key)
-                for observer in self._observers:
+                for observer in self._loss_observers:
                     observer.forgotten(self.group, block, key)
                 if self._ref_count[block] == 0:
                     if self._free.pop(block, None) is None:
@@ -265,7 +274,7 @@ class BlockPool:
             self._free.pop(block, None)
             self._empty.append(block)
         self.pending = []
-        for observer in self._observers:
+        for observer in self._loss_observers:
             observer.cleared(self.group)
 
     def _remove(self, block: int, key: bytes) -> None:

@@ -53,6 +53,7 @@ class KVCacheManager:
         self.mark_written = self.memory.mark_written
         self._most_needed = [group.most_needed(self.block_size) for group in self.groups]
         self.outer: OuterBlocks | None = None
+        self.filling: Request | None = None  # the request that blocks are allocated for
         self._events: KVEvents | None = None
         self._is_caching = enable_prefix_caching
         self._record = record

@@ -32,6 +32,20 @@ OrderAction: TypeAlias = Literal[
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # parts of a worker's memory
 FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
+MissReason: TypeAlias = Literal[  # why a block that a request has computed before is not in the prefix cache
+    "evicted",  # the same tenant's requests needed its memory
+    "evicted_by_others",  # another tenant's did
+    "cleared",  # the prefix cache was reset
+    "lost",  # the workers have ended, or their memory was freed
+    "weights",  # it was computed with other weights
+    "adapter",  # with another adapter
+    "salt",  # with another cache_salt
+    "concurrent",  # another request computes it at the same time
+    "window",  # the layers that see all tokens have it, those with a window do not
+    "state",  # the state behind it was not kept
+    "tier",  # a KV tier has it, and it was not loaded: it would have taken longer than computing
+    "unread",  # the request may not read it
+]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -118,6 +132,15 @@ class BulkArray(msgspec.Struct, frozen=True, kw_only=True):
             raise ProtocolError(f"a matrix of shape {self.shape} has {len(self.data)} bytes")
         flat = array("f", self.data).tolist()
         return [flat[start : start + width] for start in range(0, num_rows * width, width)] if width else []
+
+
+class CacheMisses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tokens of a prompt that requests have computed before and that were not found in the prefix cache, by reason. All
+    other tokens that were not found are new, or their blocks were lost before the memory of losses begins."""
+
+    num_tokens: dict[MissReason, int] = {}
+    evicted_s: float = 0.0  # seconds since the eviction of the first evicted block
+    memory_s: float = 0.0  # seconds that the memory of losses reaches back; 0: to the start of the core
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):

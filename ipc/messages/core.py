@@ -19,6 +19,7 @@ from ..params.sampling_params import SamplingParams
 from .adapter import AdapterRef
 from .base import (
     BulkArray,
+    CacheMisses,
     FinishReason,
     Hello,
     Message,
@@ -195,6 +196,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_accepted_drafts: int = 0
     error: ErrorInfo | None = None
     vector: BulkArray | None = None  # result of a request of kind pool
+    misses: CacheMisses | None = None  # of its prompt; None: unknown, as the answer was resumed or there is no cache
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,7 +12,7 @@ from ..kv.pool_shape import PoolShape
 from ..process.arena import ArenaShape
 from ..process.log import LogLevel
 from .adapter import AdaptersProgress
-from .base import Hello, Message, Ping, Pong
+from .base import Hello, Message, MissReason, Ping, Pong
 from .media import EncoderProgress
 from .orders import Held, Hold, Order, Ordered
 from .tier import TiersProgress
@@ -162,6 +162,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_preemptions: int = 0  # this and the following are totals since this core's start, for the metrics
     num_queried_tokens: int = 0  # tokens looked up in the prefix cache
     num_hit_tokens: int = 0
+    num_missed_tokens: dict[MissReason, int] = {}  # of prompts: computed before, and not found
     num_scheduled_tokens: int = 0
     schedule_s: float = 0.0
     send_s: float = 0.0

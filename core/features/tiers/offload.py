@@ -277,6 +277,11 @@ class Offload:
         fetch = self.fetches.by_request.get(request)
         return 0 if fetch is None else fetch.deepest
 
+    def found_end(self, request: Request) -> int:
+        """Return the boundary up to which the tiers have the request's blocks, as far as it is known."""
+        fetch = self.fetches.by_request.get(request)
+        return 0 if fetch is None else max(fetch.end, fetch.deepest)
+
     def _let_run(self, request: Request) -> None:
         self._release(request, WaitReason.TIER)
 

@@ -40,6 +40,7 @@ class TableGrowth:
         num_new = -(-num_tokens // self._block_size) - len(block_ids)
         if num_new <= 0:
             return True
+        self._kv_cache.filling = request
         found = self._allocate(num_new)
         if found is None:
             return False
@@ -56,6 +57,7 @@ class TableGrowth:
             first = self._rows.first_token(request.row)
             for table in tables:
                 table.leave(first)
+        self._kv_cache.filling = request
         found = self._allocate(num_new)
         if found is None:
             return False
@@ -103,6 +105,7 @@ class TableGrowth:
             first = self._rows.first_token(request.row)
             for table in tables:
                 table.leave(first)
+        self._kv_cache.filling = request
         found = self._kv_cache.memory.allocate(counts)
         if found is None:
             return None

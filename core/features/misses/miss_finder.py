@@ -1,0 +1,103 @@
+"""MissFinder: finds out for each request which tokens of its prompt could have been in the prefix cache and were not.
+
+Only the first admission of a request is explained, and no resumed one. A request that has the whole prompt in the cache
+costs one call; others cost a few lookups for each explained block, and for one block after them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from ....ipc.messages.base import CacheMisses, MissReason
+from ...request import Request
+from ...scheduling.scheduler import Scheduler
+from ...scheduling.step_feature import StepFeature, StepPlan
+from ..tiers.offload import Offload
+from .lost_blocks import LostBlocks
+from .miss_walk import MissWalk
+from .namespaces import Namespaces, mark_of, tenant_of
+
+LOST_PER_BLOCK = 64  # remembered losses for each block of the pool
+MOST_LOST = 1 << 20  # 26 MB
+NONE_MISSED = CacheMisses()
+
+
+class MissFinder(StepFeature):
+    """Owner of the walks over the prompts that are being computed, and of the memory of lost blocks."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        offload: Offload | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most_lost: int = MOST_LOST,
+    ) -> None:
+        self._kv_cache, self._rows, self._offload = scheduler.kv_cache, scheduler.rows, offload
+        kv_cache = scheduler.kv_cache
+        num_entries = min(LOST_PER_BLOCK * kv_cache.num_usable_blocks, most_lost)
+        self._lost = LostBlocks(num_entries, self._mark, clock, is_state=kv_cache.groups[0].is_state)
+        kv_cache.pool.add_loss_observer(self._lost)
+        self._has_state = any(group.is_state for group in kv_cache.groups)
+        self._namespaces = Namespaces()
+        self._walks: dict[Request, MissWalk] = {}  # in the order of admission, until the prompt is computed
+        self.num_missed = Counter[MissReason]()  # tokens
+
+    def _mark(self) -> int:
+        filling = self._kv_cache.filling
+        return 0 if filling is None else mark_of(tenant_of(filling))
+
+    def admit(self, request: Request, num_computed: int) -> None:
+        if request.misses is not None or request.num_output_tokens or request.cache_root is not None:
+            return
+        request.misses = NONE_MISSED
+        kv_cache = self._kv_cache
+        size, num_readable = kv_cache.block_size, kv_cache.num_readable_blocks(request)
+        index = num_computed // size
+        walk = MissWalk(request, index, num_readable, kv_cache, self._lost, self._namespaces)
+        if index >= request.num_prompt_tokens // size:
+            return
+        if not kv_cache.sizes.are_full:
+            found = index
+            while found < num_readable and kv_cache.has(0, kv_cache.key(request, found)):
+                found += 1
+            walk.explain(found, "state" if self._has_state else "window")
+        if self._offload is not None:
+            walk.explain(min(self._offload.found_end(request), walk.num_blocks), "tier")
+        self._walks[request] = walk
+
+    def plan(self, step: StepPlan) -> None:
+        """Explain the blocks that the step is going to compute."""
+        if not self._walks:
+            return
+        key, size = self._kv_cache.key, self._kv_cache.block_size
+        keys_in_step = set[bytes]()
+        for walk in [*self._walks.values()]:
+            request = walk.request
+            if count := int(step.counts[request.row]):
+                first = int(self._rows.num_scheduled[request.row])
+                num_tokens = min(first + count, request.num_prompt_tokens)
+                end = num_tokens // size
+                walk.advance(end, keys_in_step)
+                if len(self._walks) > 1:
+                    keys_in_step.update(key(request, i) for i in range(first // size, end))
+                if num_tokens == request.num_prompt_tokens:
+                    self._close(walk)
+
+    def _close(self, walk: MissWalk) -> None:
+        del self._walks[walk.request]
+        walk.request.misses = misses = walk.report(self._lost.forgets_before)
+        self.num_missed.update(misses.num_tokens)
+
+    def leave(self, request: Request, last_step: int) -> None:
+        if (walk := self._walks.get(request)) is not None:
+            self._close(walk)
+
+    def reset(self, lost: object) -> None:
+        """Record that all blocks are lost: the workers have ended, or their memory is about to change."""
+        for key in self._kv_cache.pool.keys:
+            self._lost.add(key, "lost")
+
+    def report(self) -> dict[str, dict[MissReason, int]]:
+        return {"num_missed_tokens": dict(self.num_missed)}
