@@ -24,6 +24,7 @@ from tokenloom.frontend.listening.journal.slot import Slot
 from tokenloom.frontend.listening.keeper import Keeper
 from tokenloom.frontend.server.api.continuation import Shown
 from tokenloom.frontend.server.http.kept.connection import ConnectionKeeper
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.scripts.bench.engine_steps import new_spec
 
@@ -55,7 +56,7 @@ class _Streams:
     def __init__(self) -> None:
         self._fd = new_pages()
         self._journal = HttpJournal(self._fd, LIMITS, "bench")
-        self._shown = [Shown([(0, token_id)], [], token_id, 0, 1) for token_id in range(NUM_TOKENS)]
+        self._shown = [Shown([(0, encode_ids((token_id,)))], [], token_id, 0, 1) for token_id in range(NUM_TOKENS)]
 
     def _open(self) -> Slot:
         slot = self._journal.open_slot()

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from .pages import BODY_PLACE, PAGE, READ_BYTES, RING_BYTES, TOKENS_END, Pages
 from .record import BANK_BYTES, NUM_BANKS, Memory, Reason, Record, State
-from .tokens import WORD, WORD_BYTES, ShownAnswers, TokenWriter, decode
+from .tokens import ShownAnswers, TokenWriter, decode
 
 TOKENS_PLACE = NUM_BANKS * BANK_BYTES
 MAX_MAPPED = 64 << 10  # a larger body is written by a call, so that its pages are not mapped
@@ -31,7 +31,7 @@ _COVERED = (State.OPEN, State.STREAM)  # states with a request that another fron
 class Shown(Protocol):
     """Tokens that a piece of an answer shows beyond the ones before it, and the state after it."""
 
-    tokens: list[tuple[int, int]]  # choice, token id
+    tokens: list[tuple[int, bytes]]  # choice, token ids, encoded
     num_events: int
     num_cached: int
     seed: int
@@ -237,29 +237,32 @@ class Slot:
             self._trim(_TOKENS, _BODY)
 
     def put_next(self, data: bytes, shown: Shown | None) -> bool:
-        """Keep a piece as nearly all are, when the kernel has all before it: amid an answer, with one token, after
-        pieces that only the progress tells apart. Return False, and do nothing, if it is another one: for `put_out`."""
+        """Keep a piece as nearly all are, when the kernel has all before it: amid an answer, with tokens of one choice,
+        after pieces that only the progress tells apart. Return False, and do nothing, if it is another one: for
+        `put_out`."""
         record = self.record
-        if shown is None or self._num_whole < NUM_BANKS or len(shown.tokens) != 1:
-            return False
-        if shown.ended or shown.logprobs or shown.sources:
+        if shown is None or self._num_whole < NUM_BANKS or shown.ended or shown.logprobs or shown.sources:
             return False
         if shown.num_cached != record.num_cached or shown.seed != record.seed:
             return False
-        tokens_len, size, used = record.tokens_len, len(data), self._used
-        if size > used[_RING] or TOKENS_PLACE + tokens_len + WORD_BYTES > used[_TOKENS]:
+        words, written = b"", self._writer.choice
+        for choice, token_ids in shown.tokens:
+            if choice != written:
+                return False
+            words += token_ids
+        used = self._used
+        begin, size = self._tokens_place + record.tokens_len, len(data)
+        end = begin + len(words)
+        if size > used[_RING] or end > self._place + used[_TOKENS]:
             return False
-        choice, token_id = shown.tokens[0]
-        if choice != self._writer.choice:
-            return False
-        memory, ring = self._memory, self._ring_place
-        WORD.pack_into(memory, self._tokens_place + tokens_len, token_id)
-        self._map[ring : ring + size] = data  # quicker than by a memoryview
-        record.tokens_len = tokens_len + WORD_BYTES
-        record.out_begin = begin = record.out_end
-        record.out_end = begin + size
+        mapped, ring = self._map, self._ring_place  # quicker than by a memoryview
+        mapped[begin:end] = words
+        mapped[ring : ring + size] = data
+        record.tokens_len += len(words)
+        record.out_begin = out_end = record.out_end
+        record.out_end = out_end + size
         record.num_events = shown.num_events
-        record.write_progress(memory, self._place)
+        record.write_progress(self._memory, self._place)
         return True
 
     def put_tokens(self, shown: Shown) -> None:

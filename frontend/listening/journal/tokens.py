@@ -42,19 +42,19 @@ class TokenWriter:
 
     def encode(
         self,
-        tokens: Sequence[tuple[int, int]],
+        tokens: Sequence[tuple[int, bytes]],
         ended: Sequence[tuple[int, str]],
         logprobs: Sequence[tuple[int, bytes]] = (),
         sources: Sequence[tuple[int, bytes]] = (),
     ) -> bytes:
-        """Return the words for new `tokens`, by choice, choices that have `ended`, with their reasons, `logprobs` of
-        tokens in their order, and `sources` of prompts."""
+        """Return the words for new `tokens`, by choice, encoded as in messages, choices that have `ended`, with their
+        reasons, `logprobs` of tokens in their order, and `sources` of prompts."""
         found = bytearray()
         for prompt, encoded in sources:
             _add_bytes(_SOURCES, WORD.pack(prompt) + encoded, found)
-        for choice, token_id in tokens:
+        for choice, token_ids in tokens:
             self._name(choice, found)
-            found += WORD.pack(token_id)
+            found += token_ids
         for choice, reason in ended:
             self._name(choice, found)
             _add_bytes(_END, reason.encode(), found)

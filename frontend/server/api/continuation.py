@@ -19,7 +19,7 @@ from typing import cast
 
 import msgspec
 
-from ....ipc.codec import decode_ids, encode_ids
+from ....ipc.codec import encode_ids
 from ....ipc.messages.base import FinishReason
 from ....ipc.messages.client import Accepted, Child, Delta, Logprobs, Submit, with_digests
 from ....ipc.params.sampling_params import child_seed
@@ -27,7 +27,6 @@ from ...forms.logprobs import single_tokens
 from ...listening.journal.tokens import ShownAnswers
 
 NONCE_BYTES = 16
-TOKEN_BYTES = 4  # of a token id in a message
 SHOWN = "shown"  # key in the ASGI messages below: the Shown
 TOKENS = "tokenloom.tokens"  # ASGI message without bytes: tokens of a whole answer, whose bytes follow at its end
 
@@ -77,7 +76,7 @@ def answers_of(shown: ShownAnswers) -> dict[int, Answer]:
 class Shown(msgspec.Struct):
     """State that an answer has reached with a part of its body."""
 
-    tokens: list[tuple[int, int]]  # (choice, token id), beyond the parts before
+    tokens: list[tuple[int, bytes]]  # (choice, token ids, encoded), beyond the parts before
     ended: list[tuple[int, FinishReason]]  # (choice, finish reason), beyond the parts before
     num_events: int  # from the start of the answer, if its events are numbered
     num_cached: int  # tokens of the prompts, of choices with tokens, that were in the prefix cache
@@ -118,18 +117,14 @@ class Continuation(msgspec.Struct):
         self.num_cached = self.rendered_cached
         if len(rendered) == 1 and not self.new_sources:
             choice, delta = rendered[0]
-            if len(delta.token_ids) == TOKEN_BYTES and delta.finish_reason is None and delta.logprobs is None:
-                token = (choice, int.from_bytes(delta.token_ids, "little"))
-                return Shown([token], [], self.num_events, self.num_cached, self.seed)
-        tokens: list[tuple[int, int]] = []
+            if delta.token_ids and delta.finish_reason is None and delta.logprobs is None:
+                return Shown([(choice, delta.token_ids)], [], self.num_events, self.num_cached, self.seed)
+        tokens: list[tuple[int, bytes]] = []
         ended: list[tuple[int, FinishReason]] = []
         logprobs: list[tuple[int, bytes]] = []
         for choice, delta in rendered:
-            token_ids = delta.token_ids
-            if len(token_ids) == TOKEN_BYTES:
-                tokens.append((choice, int.from_bytes(token_ids, "little")))
-            else:
-                tokens += [(choice, token_id) for token_id in decode_ids(token_ids)]
+            if delta.token_ids:
+                tokens.append((choice, delta.token_ids))
             if delta.finish_reason is not None:
                 ended.append((choice, delta.finish_reason))
             if delta.logprobs is not None:

@@ -4,11 +4,12 @@
 
 N streams of /v1/completions run at once, each on its own connection, random token ids in, OUT tokens out. The client
 reads bytes and counts events; its own time does not count. Ours runs null_worker.py in place of the worker: once
-without delay, so that an event carries several tokens if client or server lags, and once in
-steps of --step-ms. vLLM (--vllm: the Python of an environment with it) serves the same checkpoint with its worker in a
-process of its own, in turn with ours. Printed per round: tokens/s, tokens per event, tokens per CPU second, and that
-relative to vLLM's. All flags of engine-launch are taken. With --parts only this: the CPU time and the memory of the
-journal for connections that outlive the frontend, in this process.
+without delay, so that an event carries several tokens if client or server lags, and twice in steps of --step-ms, with
+and without connections that outlive the frontend. vLLM (--vllm: the Python of an environment with it) serves the same
+checkpoint with its worker in a process of its own, in turn with ours. Printed per round: tokens/s, tokens per event,
+tokens per CPU second, and that relative to vLLM's, and to connections that are not kept. All flags of engine-launch are
+taken. With --parts only this: the CPU time and the memory of the journal for connections that outlive the frontend, in
+this process.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tokenloom.scripts.bench.workload import FIRST_ID, flags_of
 
 RUN_TIMEOUT_S = 300.0
 NUM_IN = 16
+NOT_KEPT = ", connections not kept"
 
 
 @dataclass
@@ -139,7 +141,9 @@ def vllm_server(python: str, folder: Path, num_streams: int, max_model_len: int)
 
 def servers(arguments: argparse.Namespace, folder: Path, options: dict[str, object]) -> Iterator[Server]:
     yield our_server("tokenloom, steps at once", folder, options, 0)
-    yield our_server(f"tokenloom, steps of {arguments.step_ms:g} ms", folder, options, arguments.step_ms)
+    slow = f"tokenloom, steps of {arguments.step_ms:g} ms"
+    yield our_server(slow, folder, options, arguments.step_ms)
+    yield our_server(f"{slow}{NOT_KEPT}", folder, {**options, "keep_connections": False}, arguments.step_ms)
     if arguments.vllm:
         yield vllm_server(arguments.vllm, folder, arguments.streams, NUM_IN + arguments.num_out + 8)
 
@@ -168,6 +172,9 @@ def measure(setup: Setup) -> None:
     for name, ours in rates.items():
         if arguments.vllm and name != "vLLM":
             report.note(f"tokens per CPU second, {name}: relative to vLLM", median_ratio(ours, rates["vLLM"]))
+        if name.endswith(NOT_KEPT):
+            kept = rates[name.removesuffix(NOT_KEPT)]
+            report.note("tokens per CPU second, connections kept: relative to not kept", median_ratio(kept, ours))
 
 
 def add_row(report: Report, number: int, server: Server, streamed: Streamed, rates: dict[str, list[float]]) -> None:

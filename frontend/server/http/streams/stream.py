@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import Scope
 
+from .....ipc.codec import decode_ids, encode_ids
 from ....forms.openai.errors import HttpError
 from ....listening.journal.slot import Slot
 from ...api.continuation import Answer, Continuation, Shown, answers_of
@@ -143,7 +144,7 @@ class ResumableStream(msgspec.Struct, eq=False):
     def _all_shown(self) -> Shown:
         shown = Shown([], [], 0, self.num_cached, self.seed, [], list(self.sources.items()))
         for choice, answer in self.answers.items():
-            shown.tokens += [(choice, token_id) for token_id in answer.token_ids]
+            shown.tokens.append((choice, encode_ids(answer.token_ids)))
             shown.logprobs += [(choice, each) for each in answer.logprobs]
             if answer.finish_reason is not None:
                 shown.ended.append((choice, answer.finish_reason))
@@ -154,16 +155,17 @@ class ResumableStream(msgspec.Struct, eq=False):
         another reader had before are known."""
         new = Shown([], [], shown.num_events, shown.num_cached, shown.seed)
         with_logprobs = iter(shown.logprobs)
-        for choice, token_id in shown.tokens:
+        for choice, encoded in shown.tokens:
             place, answer = position.place(choice), self._answer(choice)
-            logprobs = next(with_logprobs, None)
-            if place.num_tokens == len(answer.token_ids):
-                answer.token_ids.append(token_id)
-                new.tokens.append((choice, token_id))
-                if logprobs is not None:
-                    answer.logprobs.append(logprobs[1])
-                    new.logprobs.append(logprobs)
-            place.num_tokens += 1
+            for token_id in decode_ids(encoded):
+                logprobs = next(with_logprobs, None)
+                if place.num_tokens == len(answer.token_ids):
+                    answer.token_ids.append(token_id)
+                    new.tokens.append((choice, encode_ids((token_id,))))
+                    if logprobs is not None:
+                        answer.logprobs.append(logprobs[1])
+                        new.logprobs.append(logprobs)
+                place.num_tokens += 1
         for choice, reason in shown.ended:
             position.place(choice).has_end = True
             answer = self._answer(choice)

@@ -26,6 +26,7 @@ import random, sys
 from types import SimpleNamespace
 from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.record import State
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.scripts.chaos.kernel_count import pattern
 from tokenloom.tests.frontend.listening.journal.reads import read
 from tokenloom.tests.frontend.listening.journal.test_journal import LIMITS, PLACE, TAKEN
@@ -35,16 +36,17 @@ draw, memory = random.Random(sys.argv[2]), journal.pages.memory
 print(flush=True)
 while True:
     if slot.record.state is State.IDLE:
-        TAKEN.pack_into(memory, PLACE, slot.record.out_end)  # nothing is pending, as the next line says
+        # Nothing is pending, as the next line says. Bytes are copied in one move; `pack_into` would write zeros first.
+        memory[PLACE : PLACE + 8] = TAKEN.pack(slot.record.out_end)
         read(slot, b"x" * 100)
     begin = slot.record.tokens_len // 4
     count = draw.randrange(1, 4)
     data = pattern(slot.record.out_end, draw.randrange(1, 3000))
-    tokens = [(0, begin + i) for i in range(count)]
+    tokens = [(0, encode_ids(range(begin, begin + count)))]
     more = dict(ended=[], logprobs=[], sources=[], num_cached=0, seed=0)
     shown = SimpleNamespace(tokens=tokens, num_events=begin + count, **more)
     num_pending = min(draw.choice((0, 0, 3000)), slot.record.out_end - TAKEN.unpack_from(memory, PLACE)[0])
-    TAKEN.pack_into(memory, PLACE, slot.record.out_end - num_pending)  # the kernel's count
+    memory[PLACE : PLACE + 8] = TAKEN.pack(slot.record.out_end - num_pending)  # the kernel's count
     end = State.IDLE if draw.random() < 0.01 else None
     if num_pending or end is not None or not slot.put_next(data, shown):
         slot.put_out(data, num_pending, shown, end)

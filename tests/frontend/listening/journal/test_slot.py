@@ -14,6 +14,7 @@ from tokenloom.frontend.listening.journal.journal import HttpJournal
 from tokenloom.frontend.listening.journal.pages import RING_BYTES, JournalLimits, new_pages
 from tokenloom.frontend.listening.journal.record import Reason, Record, State
 from tokenloom.frontend.listening.journal.slot import KEPT_BYTES, Slot
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.tests.frontend.listening.journal.reads import place, read
 from tokenloom.tests.support.today import seeds
 
@@ -30,7 +31,7 @@ def fd() -> Iterator[int]:
 
 def shown(*token_ids: int, num_events: int = 1, num_cached: int = 0) -> Any:
     return SimpleNamespace(
-        tokens=[(0, each) for each in token_ids],
+        tokens=[(0, encode_ids(token_ids))] * bool(token_ids),
         ended=[],
         logprobs=[],
         sources=[],

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tokenloom.frontend.listening.journal.tokens import ShownAnswer, ShownAnswers, TokenWriter, decode
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.tests.support.today import seeds
 
 
@@ -20,7 +21,8 @@ def test_tokens_reasons_and_sources_come_back_and_a_writer_goes_on(seed: int) ->
         logprobs = [(draw.randrange(4), draw.randbytes(draw.randrange(9))) for _ in tokens[: draw.randrange(2)]]
         named = [(draw.randrange(900), draw.randbytes(draw.randrange(70)))] if draw.random() < 0.1 else []
         sources.update(named)
-        words += writer.encode(tokens, ended, logprobs, named)
+        encoded_tokens = [(choice, encode_ids([token_id])) for choice, token_id in tokens]
+        words += writer.encode(encoded_tokens, ended, logprobs, named)
         for choice, encoded in logprobs:
             expected.setdefault(choice, ShownAnswer()).logprobs.append(encoded)
         for choice, token_id in tokens:
@@ -35,4 +37,5 @@ def test_tokens_reasons_and_sources_come_back_and_a_writer_goes_on(seed: int) ->
 
 def test_a_token_of_one_choice_takes_four_bytes() -> None:
     writer = TokenWriter()
-    assert len(writer.encode([(0, 5)], [])) == 4 and len(writer.encode([(1, 5), (1, 6)], [])) == 12
+    assert len(writer.encode([(0, encode_ids([5]))], [])) == 4
+    assert len(writer.encode([(1, encode_ids([5])), (1, encode_ids([6]))], [])) == 12

@@ -164,8 +164,8 @@ def continuation_of(parts: Sequence[Part]) -> Continuation:
         continuation.is_resumed |= bool(part.body)
         if part.shown is None:
             continue
-        for choice, token_id in part.shown.tokens:
-            continuation.answers.setdefault(choice, Answer([])).token_ids.append(token_id)
+        for choice, token_ids in part.shown.tokens:
+            continuation.answers.setdefault(choice, Answer([])).token_ids.extend(decode_ids(token_ids))
         for choice, reason in part.shown.ended:
             continuation.answers.setdefault(choice, Answer([])).finish_reason = reason
         for choice, logprobs in part.shown.logprobs:

@@ -93,7 +93,7 @@ def test_a_comment_shows_nothing() -> None:
         shown = [message["shown"] for message in client.messages if message["type"] == "http.response.body"]
         first = client.bodies.index(EVENT)
         assert [bool(each.tokens or each.ended) for each in shown] == [i == first for i in range(len(shown))]
-        assert (shown[first].tokens, shown[first].ended) == ([(0, 7)], [(0, "stop")])
+        assert (shown[first].tokens, shown[first].ended) == ([(0, encode_ids([7]))], [(0, "stop")])
 
     asyncio.run(work())
 

@@ -24,6 +24,7 @@ from tokenloom.frontend.server.metrics.batch_metrics import BatchMetrics
 from tokenloom.frontend.state.batches.record import BatchRecord
 from tokenloom.frontend.state.batches.store import Batches
 from tokenloom.frontend.state.schema import TABLES
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import Overloaded
 from tokenloom.ipc.messages.intake import BatchChecked, CheckBatch
 from tokenloom.tests.frontend.state.batches.test_record import new_record
@@ -136,7 +137,7 @@ class App:
             drawn = hashlib.sha256(f"{prompt} {state.seed} {len(token_ids)}".encode()).digest()
             token_ids.append(drawn[0])
             self.computed[prompt] += 1
-            await send({"type": TOKENS, SHOWN: Shown([(0, drawn[0])], [], 0, 0, state.seed)})
+            await send({"type": TOKENS, SHOWN: Shown([(0, encode_ids([drawn[0]]))], [], 0, 0, state.seed)})
         headers = [
             (b"content-type", b"application/json"),
             (b"retry-after", b"0"),

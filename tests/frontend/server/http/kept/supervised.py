@@ -32,6 +32,7 @@ from tokenloom.frontend.server.http.connections import Connections, HttpConnecti
 from tokenloom.frontend.server.http.kept.adoption import adopt
 from tokenloom.frontend.server.http.kept.connection import ConnectionKeeper, Kept
 from tokenloom.frontend.server.http.server import accept, new_server
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.spec.config.engine_config import EngineConfig
 from tokenloom.tests.support.engine_specs import new_spec
 
@@ -74,7 +75,7 @@ async def send_tokens(count: int, send: Send) -> None:
     answer = current().answers.get(0, Answer([]))
     for number in range(len(answer.token_ids), count):
         await asyncio.sleep(TOKEN_S)
-        await send({"type": "tokenloom.tokens", "shown": Shown([(0, number)], [], number, 0)})
+        await send({"type": "tokenloom.tokens", "shown": Shown([(0, encode_ids([number]))], [], number, 0)})
     await send_whole(send, b"".join(map(word, range(count))))
 
 
@@ -85,7 +86,7 @@ async def stream(count: int, send: Send, *, is_plain: bool) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for number in range(continuation.num_events, count):
         piece = {"type": "http.response.body", "body": word(number), "more_body": True}
-        await send(piece if is_plain else piece | {"shown": Shown([(0, number)], [], number + 1, 0)})
+        await send(piece if is_plain else piece | {"shown": Shown([(0, encode_ids([number]))], [], number + 1, 0)})
         await asyncio.sleep(TOKEN_S)
     await send({"type": "http.response.body", "body": b"end " + continuation.nonce.hex().encode()})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenloom.frontend.server.api.continuation import Answer, Continuation
 from tokenloom.frontend.server.http.streams.passed_place import PassedPlace
 from tokenloom.frontend.server.http.streams.stream import Position
+from tokenloom.ipc.codec import decode_ids
 
 
 def test_a_successor_asks_for_what_follows_the_passed_events() -> None:
@@ -19,8 +20,8 @@ def test_a_successor_asks_for_what_follows_the_passed_events() -> None:
     ):
         place.move_past(part, continuation)
         shown = continuation.take_shown()
-        for choice, token_id in shown.tokens:
-            told.answers.setdefault(choice, Answer([])).token_ids.append(token_id)
+        for choice, token_ids in shown.tokens:
+            told.answers.setdefault(choice, Answer([])).token_ids.extend(decode_ids(token_ids))
         for choice, reason in shown.ended:
             told.answers.setdefault(choice, Answer([])).finish_reason = reason
         told.num_events, told.num_cached = shown.num_events, shown.num_cached
