@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import transformers
 
 from tokenloom import LLM, AsyncClient, BeamSearchParams, Client, RequestError, SamplingParams
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
+from tokenloom.scripts.train.draft_answers import answers
+from tokenloom.scripts.train.train_draft import demo_prompts
 from tokenloom.tests.support.template_shapes import template_of
 from tokenloom.tests.system.launched import LaunchedEngine
 
@@ -173,3 +176,16 @@ def test_an_automatic_max_model_len_is_the_longest_that_the_kv_pool_holds() -> N
             llm.generate([[7] * 128], use_tqdm=False)
     with LLM("demo", max_model_len=-1, **options) as llm:
         assert llm.info().max_model_len == 2048
+
+
+# ── answers for the training of a draft head ──────────────────────────────────────────────────────────────────────────
+
+
+def test_answers_to_train_with_are_the_models_own(llm: LLM) -> None:
+    prompts = demo_prompts(Random(0))
+    texts = [each for some in answers(llm, prompts, 0.0, 8, Random(1), 24) for each in some]
+    again = llm.generate([{"prompt_token_ids": each.prompt} for each in texts], GREEDY, use_tqdm=False)
+    are_greedy = [text.answer == list(output.outputs[0].token_ids) for text, output in zip(texts, again, strict=True)]
+    assert len(texts) == 24 and 4 < sum(text.is_greedy for text in texts) < 20
+    assert all(is_greedy for text, is_greedy in zip(texts, are_greedy, strict=True) if text.is_greedy)
+    assert not all(are_greedy)

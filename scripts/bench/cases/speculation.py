@@ -2,8 +2,10 @@
 
     engine-launch bench speculation 135m --rounds 3
     engine-launch bench speculation 135m --rounds 20 --cases many
+    engine-launch bench speculation FILE.gguf --cases own,own-many --draft-model HEAD
 
-Two engines stay open, one with --speculation lookup and one with off. Answers are real texts, of this repository, and
+Two engines stay open, one with --speculation lookup, or the --speculation and --draft-model that are given, and one
+with off. Answers are real texts, of this repository, and
 forced token by token (trace_decode_token_ids): the answers of random weights repeat themselves, which makes every
 lookup look better than it is. Token ids are those of the demo model's tokenizer, whose tokens are shorter than those of
 a large vocabulary. Cases, one request at a time but for `many`:
@@ -14,6 +16,8 @@ a large vocabulary. Cases, one request at a time but for `many`:
     random    random ids
     loops     answers of random weights by themselves
     many      --many requests at once, of code, prose and random ids in turn
+    own       20 prompts of chat, code and prose, which a real model answers by itself
+    own-many  --many of these at once
 
 With --vllm and --llama-cpp, Pythons that have them, these engines answer the prompts of `loops`, too, with their lookup
 and without it; they do not support forced answers.
@@ -31,7 +35,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count, cycle, islice, pairwise
 from pathlib import Path
 
 from tokenloom import LLM, SamplingParams
@@ -44,6 +48,7 @@ from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.scripts.bench.cases.compare import llama_cpp_peer
 from tokenloom.scripts.bench.cases.mixed import Load
 from tokenloom.scripts.bench.contestant import ANSWER_TIMEOUT_S, PEERS, Peer, median_ratio
+from tokenloom.scripts.bench.inputs.own_answers import PROMPTS
 from tokenloom.scripts.bench.report import ROOT, median, percentile
 from tokenloom.scripts.bench.runner import Case, Setup
 from tokenloom.scripts.bench.vllm_setup import check_vllm, tuned_environment
@@ -55,7 +60,10 @@ REWRITTEN = ("core/scheduling/scheduler.py", "workers/step/input_batch.py", "cor
 NUM_RANDOM = 4  # requests of the case
 MAX_PROMPT = 1500  # tokens
 CASES = ("rewrite", "code", "prose", "random", "loops", "many")
+OWN_CASES = ("own", "own-many")
+MANY = ("many", "own-many")  # cases of many requests at once
 WARM_UP_TOKENS = 8
+DRAFT_OPTIONS = ("speculation", "draft_model", "num_speculative_tokens")  # of the engine with speculation
 PEER_DRAFTS = 10  # tokens at a time; the usual choice of llama.cpp's lookup
 REPORT_S = 1.2  # until the core has reported all that it has counted
 _numbers = count()
@@ -63,10 +71,11 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and its forced answer; if that is None, the model chooses the answer."""
+    """A prompt and its forced answer; if that is None, the model chooses the answer, up to its own end if `has_end`."""
 
     prompt: list[int]
     answer: list[int] | None
+    has_end: bool = False
 
 
 @dataclass
@@ -104,7 +113,9 @@ class ForcedLoad(Load):
         self._ids.append(f"forced-{next(_numbers)}")
         answer = None if task.answer is None else task.answer[:num_out]
         num_out = num_out if answer is None else len(answer)
-        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True, trace_decode_token_ids=answer)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=num_out, ignore_eos=not task.has_end, trace_decode_token_ids=answer
+        )
         submit = new_submit(self._ids[-1], {"prompt_token_ids": task.prompt}, params)
         self._transport.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
 
@@ -156,6 +167,12 @@ def tasks_of(case: str, tokenizer: Tokenizer, vocab_size: int, num_many: int) ->
     return [kinds[number % 3][number // 3 % 4] for number in range(num_many)]
 
 
+def own_tasks(engine: LLM, count: int, has_end: bool) -> list[Task]:
+    """Return tasks of PROMPTS, each as a chat of one message."""
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    return [Task(engine.tokenize(chat), None, has_end) for chat in islice(cycle(chats), count)]
+
+
 def versions_of(path: str) -> tuple[str, str]:
     """Return a file as it was up to three changes ago, and as it was committed last."""
 
@@ -172,7 +189,7 @@ def measure_tasks(setup: Setup, case: str, tasks: list[Task], transports: dict[s
     p99s: dict[str, list[float]] = {name: [] for name in transports}
     metrics: list[RequestMetrics] = []
     num_tokens = 0
-    groups = [tasks] if case == "many" else [[task] for task in tasks]
+    groups = [tasks] if case in MANY else [[task] for task in tasks]
     for number in range(setup.arguments.rounds):
         for group in groups:
             names = list(transports) if (number + len(rates["on"])) % 2 else list(transports)[::-1]
@@ -195,7 +212,7 @@ def measure_tasks(setup: Setup, case: str, tasks: list[Task], transports: dict[s
         tokens_per_row_step=num_tokens / max(num_tokens - accepted, 1),
     )
     setup.report.note_ratios(f"{case}: on / off, median and its interval", rates["on"], rates["off"])
-    if case == "many":
+    if case in MANY:
         setup.report.note_ratios(f"{case}: p99 on / off, median and its interval", p99s["on"], p99s["off"])
 
 
@@ -249,16 +266,22 @@ def measure(setup: Setup) -> None:
     lengths = {"max_model_len": MAX_PROMPT + asked.num_out + 16, "max_num_seqs": asked.many}
     with contextlib.ExitStack() as stack:
         engines: dict[str, LLM] = {}
-        for name, value in (("off", "off"), ("on", "lookup")):
-            options = {**lengths, **setup.options, "speculation": value}
+        given = {name: setup.options.pop(name) for name in DRAFT_OPTIONS if name in setup.options}
+        if given.get("speculation") == "off":
+            given["speculation"] = "lookup"
+        for name, added in (("off", {"speculation": "off"}), ("on", given)):
+            options = {**lengths, **setup.options, **added}
             engines[name] = stack.enter_context(LLM(setup.folder, **options))
         transports = {name: engine._transport for name, engine in engines.items()}
         for case in asked.cases.split(","):
-            tasks = tasks_of(case, tokenizer, setup.workload.vocab_size, asked.many)
+            if case in OWN_CASES:
+                tasks = own_tasks(engines["off"], asked.many if case in MANY else len(PROMPTS), case not in MANY)
+            else:
+                tasks = tasks_of(case, tokenizer, setup.workload.vocab_size, asked.many)
             for transport in transports.values():
                 run(transport, tasks[:1], WARM_UP_TOKENS)
             before = expected(engines["on"])
-            measure_tasks(setup, case, tasks, transports, asked.num_out_many if case == "many" else asked.num_out)
+            measure_tasks(setup, case, tasks, transports, asked.num_out_many if case in MANY else asked.num_out)
             setup.report.note(f"{case}: accepted that were expected", expected(engines["on"]) - before)
     measure_peers(setup, tasks_of("loops", tokenizer, setup.workload.vocab_size, 0), asked.num_out)
 

@@ -97,6 +97,12 @@ CASES = {
         [*["2 replicas", "one engine"] * 2, *[None] * 4],  # then four of "3 rows a replica"
         notes=tuple(f"throughput relative to one engine, {rows} rows a replica" for rows in (2, 3)),
     ),
+    "speculation": Case(
+        "speculation demo --rounds 1 --cases own,own-many --num-out 12 --many 3 --num-out-many 6",
+        "case",
+        ["own", "own-many"],
+        ("off_tokens_per_s", "on_tokens_per_s"),
+    ),
     "groups": Case("groups --chunks 2048 --draws 1", "what", ["bytes", *["pool"] * 3] * 2),
     "kernels": Case("kernels demo --rounds 1", "case", list(STEPS), ("least_ms", "share_of_limit")),
     "states": Case("states --rounds 1", "case", [name for name in STATE_STEPS for _ in range(7)], ("us_per_token",)),
