@@ -30,8 +30,8 @@ from .features.drafting.head_states import STEPS_KEPT, HeadStates
 from .features.pooling.pooling_layers import PoolingLayers
 from .machine.parallel import NullGroup, ParallelGroup
 from .models.decoder import DecoderModel
-from .models.eagle_head import EagleHead, load_head
 from .models.load import load_model
+from .models.load_head import DraftHead, load_head, moved
 from .step.kv_cache import KVCacheSpec
 from .step.model_step import Model, StepModel
 from .step.profile import StepLimits
@@ -145,13 +145,14 @@ class ModelLoader:
         ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, folder, self._dtype, self._device, group, model, ops)
 
-    def load_draft(self, group: ParallelGroup, target: Model) -> StepModel | None:
-        """Load the draft model or head; None if there is none. target: the engine's model, which a head reads."""
+    def load_draft(self, group: ParallelGroup, target: Model, folder: Path) -> StepModel | None:
+        """Load the draft model or head; None if there is none. target: the engine's model, which a head reads; folder:
+        that of its checkpoint."""
         draft = self._spec.draft
         if draft is None:
             return None
         if draft.head is not None:
-            return self._load_head(draft, draft.head, group, target)
+            return self._load_head(moved(draft, folder), draft.head, group, target)
         config = msgspec.structs.replace(self._spec.config, enable_lora=False)
         spec = msgspec.structs.replace(
             self._spec,
@@ -162,16 +163,15 @@ class ModelLoader:
         )
         return ModelLoader(spec, self._device, None).load(Path(draft.folder), group)
 
-    def _load_head(self, draft: DraftSpec, head: HeadConfig, group: ParallelGroup, target: Model) -> EagleHead:
+    def _load_head(self, draft: DraftSpec, head: HeadConfig, group: ParallelGroup, target: Model) -> DraftHead:
         assert isinstance(target, DecoderModel), "heads are of models with native layers"
         ops = self._select_ops(is_batch_invariant=self._spec.config.deterministic)
-        length = self._spec.max_model_len
-        return load_head(Path(draft.folder), draft.model, head, target, length, self._dtype, self._device, ops, group)
+        return load_head(draft, head, target, self._spec.max_model_len, self._dtype, self._device, ops, group)
 
     def new_head_states(self, draft: StepModel) -> HeadStates | None:
         """Return room for the hidden states that the draft head reads; None for a draft model."""
         spec = self._spec
-        if not isinstance(draft, EagleHead) or spec.draft is None or spec.draft.head is None:
+        if not isinstance(draft, DraftHead) or spec.draft is None or spec.draft.head is None:
             return None
         return HeadStates(
             spec.draft.head,

@@ -130,7 +130,7 @@ class Worker:
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._loader.kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
         self._pooling = self._loader.load_pooling(self._folder, self._group)
-        begun, self._draft = time.monotonic(), self._loader.load_draft(self._group, self._model)
+        begun, self._draft = time.monotonic(), self._loader.load_draft(self._group, self._model, self._folder)
         if self._draft is not None:
             detail = gib(self._draft.weight_bytes)
             yield Phase(name="load draft model", duration_s=time.monotonic() - begun, detail=detail)
@@ -333,7 +333,7 @@ class Worker:
             self._model = self._load_model()
             self._pooling = self._loader.load_pooling(self._folder, self._group)
             self._media = self._load_media(self._model)
-            self._draft = self._loader.load_draft(self._group, self._model)
+            self._draft = self._loader.load_draft(self._group, self._model, self._folder)
         if self._kv_pool is None:
             self.initialize(self._pool_shape, self._arena)
         elif self._model is not None:

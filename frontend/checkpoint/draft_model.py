@@ -12,9 +12,10 @@ from ...ipc.spec.config.checkpoint_digest import checkpoint_digest, tokenizer_di
 from ...ipc.spec.config.engine_config import EngineConfig
 from ...ipc.spec.config.engine_spec import EngineSpec
 from ...ipc.spec.config.served_model import has_integer_products, served_model, with_floats
-from ...ipc.spec.config.speculation import EAGLE, DraftSpec, SpeculationOptions
+from ...ipc.spec.config.speculation import EAGLE, MTP, DraftSpec, SpeculationOptions
 from ...ipc.spec.config.weight_files import file_by_tensor, weight_paths
 from ...ipc.spec.drafts.eagle_file import is_eagle_head, read_eagle_head
+from ...ipc.spec.drafts.mtp_layers import mtp_head
 from ...ipc.spec.models.model_config import ModelConfig
 from .gguf.folder import add_tokenizer
 from .hub import find_checkpoint
@@ -26,8 +27,10 @@ def with_draft_model(spec: EngineSpec, spare: Path) -> EngineSpec:
     """Return the spec with the draft model that its options name, if any. spare: as for `find_checkpoint`. ConfigError
     if it is not found, or does not suit the model."""
     options = spec.config.speculation_options
-    if options is None or options.model is None or spec.config.cores is not None:
+    if options is None or not options.has_drafter or spec.config.cores is not None:
         return spec
+    if options.method == MTP:
+        return msgspec.structs.replace(spec, draft=_mtp_head(spec, options))
     folder = find_checkpoint(options.model, options.revision, _OPTION, spec.config, spare)
     config = _config_of(spec.config, options)
     what = f"{_OPTION} {options.model}"
@@ -53,12 +56,14 @@ def with_draft_model(spec: EngineSpec, spare: Path) -> EngineSpec:
     return msgspec.structs.replace(spec, draft=draft)
 
 
-def draft_on_this_host(spec: EngineSpec, spare: Path) -> DraftSpec | None:
+def draft_on_this_host(spec: EngineSpec, spare: Path, model_folder: Path) -> DraftSpec | None:
     """Return the draft model of a head's spec with its folder on this host; None if there is none. spare: as for
-    `find_checkpoint`. ConfigError if it is not found, or is another one."""
+    `find_checkpoint`. model_folder: that of the model here. ConfigError if it is not found, or is another one."""
     options = spec.config.speculation_options
     if spec.draft is None or options is None:
         return None
+    if options.method == MTP:
+        return msgspec.structs.replace(spec.draft, folder=str(model_folder))
     folder = find_checkpoint(options.model, options.revision, _OPTION, spec.config, spare)
     found = msgspec.structs.replace(spec.draft, folder=str(folder), weights=_digest(folder))
     if found.weights != spec.draft.weights:
@@ -66,12 +71,28 @@ def draft_on_this_host(spec: EngineSpec, spare: Path) -> DraftSpec | None:
     return found
 
 
-def _eagle_head(spec: EngineSpec, folder: Path, what: str) -> DraftSpec:
+def _mtp_head(spec: EngineSpec, options: SpeculationOptions) -> DraftSpec:
+    what, folder = f"--speculation {MTP}", Path(spec.model_folder)
+    if options.model not in (None, spec.config.model):
+        raise ConfigError(
+            f"{what} uses layers of the model itself, but {options.model} is given as draft model: leave it out"
+        )
+    _check_target(spec, what)
+    _check_native(spec, what)
+    layer, head = mtp_head(folder, file_by_tensor(folder), spec.model)
+    return DraftSpec(folder=str(folder), model=layer, head=head, weights=_digest(folder))
+
+
+def _check_native(spec: EngineSpec, what: str) -> None:
     if spec.model.implementation != "native":
         raise ConfigError(
             f"{what}: a head reads hidden states of native layers, {spec.model.architecture} runs on transformers' "
             "layers: leave it out"
         )
+
+
+def _eagle_head(spec: EngineSpec, folder: Path, what: str) -> DraftSpec:
+    _check_native(spec, what)
     layer, head = read_eagle_head(folder, file_by_tensor(folder), spec.model)
     _check_heads(spec, layer, what)
     return DraftSpec(folder=str(folder), model=layer, head=head, weights=_digest(folder))

@@ -1,4 +1,4 @@
-"""A draft model changes no token and no logprob, under every feature and every schedule, whether it is right or not."""
+"""Draft models and heads change no token and no logprob, under every feature and schedule, whether right or not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.core.features.speculation.ask_rates import AskRates
 from tokenloom.core.features.speculation.model_drafts import SOURCE, ModelDrafts
+from tokenloom.tests.support.eagle_heads import trained_head
+from tokenloom.tests.support.mtp_layers import mtp_checkpoint
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
-from tokenloom.tests.support.today import some
+from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.sampling_engine import (
     VOCAB_SIZE,
@@ -62,8 +64,8 @@ class KnownCosts(FreeDrafts):
 
 
 @pytest.fixture(scope="module")
-def draft(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with noise in its weights, so that it often agrees with it, and often not."""
+def drafts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The model with noise in its weights, and a head trained for seconds: both are often right, and often wrong."""
     made = sampling_checkpoint(tmp_path_factory.mktemp("draft") / "m")
     generator = torch.Generator().manual_seed(1)
     for path in made.glob("*.safetensors"):
@@ -71,12 +73,14 @@ def draft(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, each in tensors.items():
             tensors[name] = each + 0.3 * each.std() * torch.randn(each.shape, generator=generator, dtype=each.dtype)
         save_file(tensors, path, {"format": "pt"})
-    return made
+    head = trained_head(tmp_path_factory.mktemp("head") / "m", folder, [0, 1, 2], VOCAB_SIZE - 50)
+    return {"model": made, "eagle3": head}
 
 
-def open_asking(folder: Path, draft: Path, **options: object) -> LLM:
-    """Open an engine in which each step asks for drafts."""
-    llm = open_llm(folder, draft_model=str(draft), **options)
+def open_asking(folder: Path, draft: Path | None, **options: object) -> LLM:
+    """Open an engine in which each step asks for drafts. draft: None for those of the model's MTP layer."""
+    drafting = {"speculation": "mtp"} if draft is None else {"draft_model": str(draft)}
+    llm = open_llm(folder, **drafting, **options)
     proposer = lookup_of(llm)
     proposer.choice.costs = KnownCosts()
     assert isinstance(proposer.model, ModelDrafts)
@@ -84,11 +88,16 @@ def open_asking(folder: Path, draft: Path, **options: object) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("schedule", some(list(SCHEDULES), 2))
-def test_a_draft_model_changes_no_token_and_no_logprob(
-    schedule: str, folder: Path, draft: Path, oracle: LogprobOracle, answers: list[RequestOutput]
+@pytest.mark.parametrize(("schedule", "kind"), some_pairs(list(SCHEDULES), ["model", "eagle3"], every=2))
+def test_drafts_change_no_token_and_no_logprob(
+    schedule: str,
+    kind: str,
+    folder: Path,
+    drafts: dict[str, Path],
+    oracle: LogprobOracle,
+    answers: list[RequestOutput],
 ) -> None:
-    with open_asking(folder, draft, **SCHEDULES[schedule]) as llm:
+    with open_asking(folder, drafts[kind], **SCHEDULES[schedule]) as llm:
         found = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     for i, case in enumerate(CASES):
         of_case = slice(i * COUNT, (i + 1) * COUNT)
@@ -124,6 +133,25 @@ def test_a_model_with_states_takes_the_drafts_of_one_without(folder: Path, tmp_p
     with open_asking(hybrid, folder) as llm:
         found = llm.generate(prompts, params, use_tqdm=False)
     assert num_drafts(found)[0] > 100
+    for mine, other in zip(expected, found, strict=True):
+        assert mine.outputs[0].token_ids == other.outputs[0].token_ids
+        assert mine.outputs[0].logprobs == other.outputs[0].logprobs
+
+
+@pytest.mark.parametrize("family", some(["qwen3_5", "glm4_moe"], 1))
+def test_the_drafts_of_an_mtp_layer_change_no_token_and_no_logprob(family: str, tmp_path: Path) -> None:
+    folder = mtp_checkpoint(tmp_path / "m", family, bigram_noise=0.5, vocab_size=VOCAB_SIZE)
+    prompts = make_prompts(8, 8)
+    params = [
+        SamplingParams(temperature=(0.0, 1.0)[i % 2], seed=i, max_tokens=24, logprobs=1, ignore_eos=True)
+        for i in range(8)
+    ]
+    with open_llm(folder, speculation="off") as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    with open_asking(folder, None) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    drafted, accepted = num_drafts(found)
+    assert 20 < accepted < 0.9 * drafted
     for mine, other in zip(expected, found, strict=True):
         assert mine.outputs[0].token_ids == other.outputs[0].token_ids
         assert mine.outputs[0].logprobs == other.outputs[0].logprobs

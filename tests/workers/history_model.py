@@ -36,7 +36,12 @@ def summary(history: Sequence[int]) -> int:
 
 def logits_after(history: Sequence[int]) -> Tensor:
     """Return the logits [1, vocab] that the model must compute after these tokens."""
-    return _LOGITS[summary(history)][None]
+    return logits_of(summary(history))[None]
+
+
+def logits_of(value: int) -> Tensor:
+    """Return the logits [vocab] of a hidden state."""
+    return _LOGITS[value]
 
 
 class HistoryModel:

@@ -175,10 +175,13 @@ class DecoderModel:
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
         return hidden, self.compute_logits(hidden, logits_indices)
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Return the embeddings [T, hidden_size] of tokens as they are stored, without updates of adapters."""
+    def forget_adapters(self) -> None:
+        """Compute without adapters until the next step."""
         if self.adapted is not None:
             self.adapted.space.begin_step(None)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [T, hidden_size] of tokens as they are stored."""
         return self._group.all_reduce(self._ops.embedding(token_ids, self._table, self._first_id))
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:

@@ -178,7 +178,7 @@ class HostProcesses:
             try:
                 model_folder = find_model(engine, Path(folder))
                 digest = checkpoint_digest(model_folder)
-                draft = draft_on_this_host(engine, Path(folder))
+                draft = draft_on_this_host(engine, Path(folder), model_folder)
                 self._preparation = (engine.on_host(self._link.own, folder, str(model_folder), draft), digest)
             except (TokenloomError, OSError) as error:
                 self._preparation = error_info(error)

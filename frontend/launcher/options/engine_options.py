@@ -186,11 +186,12 @@ class EngineOptions(TypedDict, total=False):
     steps_in_flight: int | None
     """steps sent ahead of their results: 1 or 2 (default: 2)"""
     speculation: Text | dict[str, Any] | None
-    """guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, off or JSON (default: auto)"""
+    """guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, mtp, off or JSON (default:
+    auto)"""
     speculative_config: Text | dict[str, Any] | None
     """the same as speculation"""
     draft_model: Text | None
-    """smaller model of the same tokens that guesses the next ones: a folder, a GGUF file or a hub id"""
+    """smaller model or EAGLE-3 head that guesses the next tokens: a folder, a GGUF file or a hub id"""
     speculative_model: Text | None
     """the same as draft_model"""
     spec_model: Text | None

@@ -189,11 +189,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     steps_in_flight: Annotated[int, _scheduling("steps sent ahead of their results: 1 or 2")] = 2
     speculation: Annotated[
         str | dict[str, Any],
-        _scheduling("guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, off or JSON"),
+        _scheduling("guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, mtp, off or JSON"),
     ] = "auto"
     draft_model: Annotated[
         str | None,
-        _scheduling("smaller model of the same tokens that guesses the next ones: a folder, a GGUF file or a hub id"),
+        _scheduling("smaller model or EAGLE-3 head that guesses the next tokens: a folder, a GGUF file or a hub id"),
     ] = None
     num_speculative_tokens: Annotated[int | None, _scheduling("most guesses of an answer in a step; none: 15")] = None
     speculation_corpus: Annotated[

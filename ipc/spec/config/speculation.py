@@ -13,9 +13,9 @@ from ..models.model_config import ModelConfig
 
 _FLAG = "--speculation (or --speculative-config, -sc)"
 _LOOKUPS = ("lookup", "ngram", "ngram_gpu", "suffix")
-_DRAFT_MODEL, EAGLE = "draft_model", "eagle3"
+_DRAFT_MODEL, EAGLE, MTP = "draft_model", "eagle3", "mtp"
 _WITH_MODEL = (_DRAFT_MODEL, EAGLE)
-_METHODS = (*_LOOKUPS, *_WITH_MODEL)
+_METHODS = (*_LOOKUPS, *_WITH_MODEL, MTP)
 _LOOKUP_MODELS = (None, *_LOOKUPS, "[ngram]")  # names of methods that look tokens up where vLLM has a draft model's
 _IGNORED = {  # vLLM's keys for choices that are made by measured cost here, or that the draft model's files make
     *("draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
@@ -60,6 +60,11 @@ class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         if self.method in _WITH_MODEL and self.model is None:
             raise ConfigError(f"{_FLAG}: method {self.method} needs a model: give a folder, a GGUF file or a hub id")
 
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a draft model or head guesses, too."""
+        return self.model is not None or self.method == MTP
+
 
 def speculation_options(
     value: str | dict[str, Any], draft_model: str | None = None, num_drafts: int | None = None
@@ -73,6 +78,10 @@ def speculation_options(
         return None
     model = fields.pop("model", None)
     method = fields.get("method", _DRAFT_MODEL)
+    if isinstance(method, str) and method.endswith(f"_{MTP}"):  # vLLM's names for families, as deepseek_mtp
+        method = fields["method"] = MTP
+    if method == MTP and model is not None:
+        fields["model"] = model
     if method not in _WITH_MODEL:
         method = _DRAFT_MODEL
     elif model not in _LOOKUP_MODELS:
@@ -99,6 +108,8 @@ def _fields_of(value: str | dict[str, Any]) -> dict[str, Any] | None:
         return None
     if value in ("auto", "lookup"):
         return {}
+    if value == MTP:
+        return {"method": MTP}
     fields: object = dict(value) if isinstance(value, dict) else value
     if isinstance(value, str):
         try:
@@ -106,5 +117,7 @@ def _fields_of(value: str | dict[str, Any]) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             fields = None
     if not isinstance(fields, dict):
-        raise ConfigError(f'--speculation must be auto, lookup, off, or JSON as {{"method": "lookup"}}, got {value}')
+        raise ConfigError(
+            f'--speculation must be auto, lookup, mtp, off, or JSON as {{"method": "lookup"}}, got {value}'
+        )
     return fields

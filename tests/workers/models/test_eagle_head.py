@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokenloom.ipc.spec.config.speculation import DraftSpec
 from tokenloom.ipc.spec.config.weight_files import file_by_tensor
 from tokenloom.ipc.spec.drafts.eagle_file import read_eagle_head
 from tokenloom.ipc.spec.models.model_file import load_model_config
@@ -18,7 +19,7 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.eagle_heads import plain_pass, random_head, write_head
 from tokenloom.tests.workers.paged_run import CPU, load, make_metadata
 from tokenloom.workers.machine.parallel import ParallelGroup
-from tokenloom.workers.models.eagle_head import EagleHead, load_head
+from tokenloom.workers.models.load_head import DraftHead, load_head
 from tokenloom.workers.step.model_step import StepContext
 
 HIDDEN, VOCAB_SIZE, BLOCK_SIZE = 64, 271, 8
@@ -41,7 +42,8 @@ def test_a_head_equals_plain_torch(form: str, ops: Ops | None, tmp_path: Path) -
     assert head.depths == [1, 3, 4]
     model = load(target, ops=ops)
     chosen = ops or select_ops(CPU, torch.float32)
-    ours = load_head(path, layer, head, model, 512, torch.float32, CPU, chosen, ParallelGroup())
+    draft = DraftSpec(folder=str(path), model=layer, head=head, weights="")
+    ours = load_head(draft, head, model, 512, torch.float32, CPU, chosen, ParallelGroup())
     table = tensors["embed_tokens.weight"] if has_embedding else embedding_of(model, VOCAB_SIZE)
 
     generator = torch.Generator().manual_seed(5)
@@ -64,7 +66,7 @@ def embedding_of(model: object, vocab_size: int) -> Tensor:
 
 
 @torch.inference_mode()
-def run(head: EagleHead, aux: Tensor, token_ids: Tensor, start: int) -> tuple[Tensor, Tensor]:
+def run(head: DraftHead, aux: Tensor, token_ids: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Compute tokens at positions from `start` on, in chunks. The row's table begins with the block of its start."""
     (spec,) = head.kv_cache_specs(BLOCK_SIZE, torch.float32)
     cache = torch.full(spec.shape(10), 1000.0)

@@ -59,11 +59,11 @@ class DraftBlocks:
 
     def span(self, row: int, block_ids: I32, most: int, reach: int = 0) -> Span:
         """Return the span of a row in its first `most` tokens. block_ids: [blocks] of the row, at least those of `most`
-        tokens. reach: the first of the tokens that can be computed. If tokens before it are missing, the span begins
-        behind them; its start is beyond `most` if no later block can be computed whole."""
+        and of `reach` tokens. reach: the first of the tokens that can be computed. If tokens before it are missing, the
+        span begins behind them; its start is beyond `most` if no later block can be computed whole."""
         if not max(reach, 0) <= self._ends[row]:
             size, place = self._block_size, reach // self._block_size
-            counts = self._num_valid[block_ids[: -(-most // size)]]
+            counts = self._num_valid[block_ids[: -(-max(most, reach) // size)]]
             place += place < len(counts) and bool(counts[place] < reach % size)
             partial = np.flatnonzero(counts < size)
             before, behind = partial[partial < place], partial[partial >= place]

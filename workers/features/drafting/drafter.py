@@ -8,10 +8,11 @@ of the model in the blocks of the first KV group, and are found again with them.
 
 A draft is drawn with the noise with which the model will draw the token at its place, so that both often agree.
 
-A draft head reads the model's hidden states, too: of the token before each of its own, at whose place its keys and
-values lie. Where states are missing, as those of a prompt that was found in blocks without keys of the head, it attends
-to the tokens behind them alone: from the begin of a block on, with their true positions. The last token of a block that
-another row has filled keeps the keys that the other row's next token gave it. Both only make drafts right less often.
+A draft head reads the model's hidden states, too: that of the token before each of its own. Its keys and values lie at
+the place of that token. Where states are missing, as those of a prompt that was found in blocks without keys of the
+head, it attends to the tokens behind them alone: from the begin of a block on, with their true positions. The last
+token of a block that another row has filled keeps the keys that the other row's next token gave it. Both only make
+drafts right less often.
 """
 
 from __future__ import annotations

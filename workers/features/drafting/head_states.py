@@ -45,7 +45,9 @@ class HeadStates:
         self._positions: I64 = np.zeros(num_kept, np.int64)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        """Return the step's inputs with room for the states that it keeps."""
+        """Return the step's inputs with room for the states that it keeps. Its tokens lose those that they had: of
+        drafts at their places, which were wrong."""
+        self._places[_rows_of(inputs), inputs.positions] = 0
         if not self._depths:
             return inputs
         return inputs._replace(aux=AuxStates(self._depths, self._ring.new_empty((len(inputs.token_ids), self._size))))
@@ -57,7 +59,7 @@ class HeadStates:
         if len(hidden) < count:
             return
         states = hidden if inputs.aux is None else inputs.aux.out
-        rows, positions = np.repeat(inputs.rows, np.diff(inputs.query_starts)), inputs.positions
+        rows, positions = _rows_of(inputs), inputs.positions
         places = (self._next + np.arange(count)) % len(self._ring)
         old_rows, old_positions = self._rows[places], self._positions[places]
         is_lost = self._places[old_rows, old_positions] == places + 1
@@ -82,3 +84,8 @@ class HeadStates:
         spans = zip(rows.tolist(), firsts.tolist(), counts.tolist(), strict=True)
         places = np.concatenate([self._places[row, first : first + count] for row, first, count in spans])
         return self._fuse(self._ring[torch.from_numpy(places.astype(np.int64) - 1).to(self._ring.device)])
+
+
+def _rows_of(inputs: StepInputs) -> I32:
+    """Return the row of each token of a step."""
+    return np.repeat(inputs.rows, np.diff(inputs.query_starts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenloom.core.features.speculation.choice import DraftChoice
@@ -151,6 +152,11 @@ def test_a_draft_model_is_named_in_json_or_by_an_option() -> None:
     named = {"model": "m", "num_speculative_tokens": 3, "revision": "r"}
     assert speculation_options(named) == speculation_options(named | {"method": "draft_model"}) == expected
     assert speculation_options("auto", "m", 3) == SpeculationOptions("draft_model", 3, model="m")
+    assert speculation_options(named | {"method": "eagle3"}) == msgspec.structs.replace(expected, method="eagle3")
+    assert speculation_options("mtp", None, 2) == SpeculationOptions("mtp", 2)
+    assert speculation_options({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}) == SpeculationOptions(
+        "mtp", 2
+    )
     for value in ("off", named):
         with pytest.raises(ConfigError, match="--draft-model other"):
             speculation_options(value, "other")

@@ -59,11 +59,12 @@ TAKEN_FLAGS = """
 --speculative-model m --spec-tokens 4
 --speculative-config {"method": "draft_model", "model": "m", "num_speculative_tokens": 4, "max_model_len": 100}
 --speculative-config {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
--sc {"method": "suffix", "suffix_decoding_max_tree_depth": 24}
+-sc {"method": "suffix", "suffix_decoding_max_tree_depth": 24}|-sc {"method": "eagle3", "model": "m"}
+-sc {"method": "deepseek_mtp", "num_speculative_tokens": 1}|--speculation mtp
 --enable_chunked_prefill|--max_model_len 4096|--gpu_memory_utilization=0.5
 """
 REFUSED_FLAGS = """
---default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "eagle"}|-sc {"method": "mtp"}
+--default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "eagle"}
 --spec-method eagle|--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2
 --headless|--cpu-offload-gb 4|--distributed-executor-backend external_launcher|--tokenizer-mode mistral
 --load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
@@ -95,7 +96,7 @@ KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the
     "disable_cascade_attn": True, "long_prefill_token_threshold": 0,
 }  # fmt: skip
 REFUSED_KEYWORDS: dict[str, object] = {
-    "enable_prompt_adapter": True, "speculative_config": {"method": "eagle3", "model": "m"},
+    "enable_prompt_adapter": True, "speculative_config": {"method": "eagle", "model": "m"},
     "kv_transfer_config": {"kv_role": "kv_both"},
     "logits_processors": ["a:b"], "cpu_offload_gb": 2, "pipeline_parallel_size": 2, "runner": "draft",
     "logprobs_mode": "processed_logprobs", "enable_prompt_embeds": True, "worker_extension_cls": "a.B",
