@@ -3,6 +3,7 @@
     TokenloomError
     ├── RequestError      the caller       400: fix the request
     ├── Overloaded        the load         503: retry after `retry_after_s`
+    │   ├── RateLimited   the caller       429: retry after `retry_after_s`
     │   ├── Draining      a shutdown       503: retry on another engine
     │   └── StorageFull   a disk           507: free space
     ├── ConfigError       the operator     one line, exit code 2
@@ -61,6 +62,10 @@ class Draining(Overloaded):
     """The engine is shutting down: it finishes open requests and accepts no new ones."""
 
 
+class RateLimited(Overloaded):
+    """The caller's API key has reached one of its limits; others are not affected."""
+
+
 class StorageFull(Overloaded):
     """The disk, or the caller's quota of it, is full: what the request brings cannot be kept."""
 
@@ -102,6 +107,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 ERROR_BY_KIND: dict[str, type[TokenloomError]] = {
     "request": RequestError,
     "draining": Draining,  # before its base class: error_info takes the first match
+    "limited": RateLimited,
     "overloaded": Overloaded,
     "config": ConfigError,
     "protocol": ProtocolError,

@@ -14,11 +14,13 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...ipc.errors import ConfigError
 from ...ipc.sockets.addresses import lock_ipc_address, set_socket_mode, unlink_ipc_address
 from ...ipc.sockets.endpoints import http_endpoint
 from ...ipc.spec.config.engine_config import EngineConfig
+from .keys.api_keys import read_keys
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -37,6 +39,8 @@ class HttpListeners:
     def open(self, config: EngineConfig) -> None:
         """Listen on --http and --uds, if given. ConfigError, about the option, if that fails; call `close` even
         then."""
+        if config.api_key_file is not None:
+            read_keys(Path(config.api_key_file))
         if config.http_address is not None:
             self._listen_tcp(config, config.http_address)
         if config.uds is not None:
@@ -66,7 +70,7 @@ class HttpListeners:
         bound, port = listener.getsockname()[:2]
         shown = f"[{bound}]" if ":" in bound else bound
         self.addresses.append(f"{'http' if config.ssl_certfile is None else 'https'}://{shown}:{port}")
-        if config.api_key is None and not is_loopback(bound):
+        if not config.has_keys and not is_loopback(bound):
             logger.warning(
                 "%s has no key: all who can reach it may use the engine; give --api-key, or listen on 127.0.0.1",
                 self.addresses[-1],

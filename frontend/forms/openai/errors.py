@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from starlette.responses import Response
 
-from ....ipc.errors import EngineDead, Overloaded, RequestError, StorageFull, TokenloomError, error_info
+from ....ipc.errors import EngineDead, Overloaded, RateLimited, RequestError, StorageFull, TokenloomError, error_info
 from ..field import means
 from ..prompt_limits import TOO_LONG
 
@@ -79,6 +79,8 @@ def to_http_error(error: BaseException) -> HttpError:
         return HttpError(507, str(error), "server_error", code="storage_full")
     if isinstance(error, Overloaded):
         retry = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        if isinstance(error, RateLimited):
+            return HttpError(429, str(error), "rate_limit_error", code="rate_limit_exceeded", headers=retry)
         return HttpError(503, str(error), "overloaded_error", code="overloaded", headers=retry)
     if isinstance(error, EngineDead):
         return HttpError(503, str(error), "server_error", code="engine_unavailable", headers={"retry-after": "1"})

@@ -297,6 +297,8 @@ class EngineOptions(TypedDict, total=False):
     """a line for each HTTP request at its end; errors: if it failed (default: errors)"""
     api_key: list[str] | Text | None
     """Bearer tokens, of which HTTP requests must carry one; none: TOKENLOOM_API_KEY, or no token"""
+    api_key_file: Text | None
+    """file of HTTP keys with names and limits of their own, read again when it changes"""
     cors_origins: Text | list[str] | None
     """web origins that may call, with commas between; *: any"""
     allowed_origins: Text | list[str] | None

@@ -86,10 +86,10 @@ def check_environment(config: EngineConfig, environment: Mapping[str, str]) -> N
         but = f", not that of {', '.join(others)}" if others else ""
         logger.info("the API key is that of %s%s", found.name, but)
     unread = sorted(name for name, value in environment.items() if _is_unread(name, value))
-    if config.api_key is None:
+    if not config.has_keys:
         unread = [name for name in KEY_VARIABLES if environment.get(name)] + unread
     secret = next((name for name in unread if _is_misspelled(name) or _SECRET.match(name)), None)
-    if secret is not None and config.http_address is not None and config.api_key is None:
+    if secret is not None and config.http_address is not None and not config.has_keys:
         raise ConfigError(
             f"{secret} is set, but it is not read, and HTTP would be served without a key: put the key into "
             f"{API_KEY_VARIABLE}, or unset {secret}"

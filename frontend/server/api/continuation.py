@@ -25,6 +25,7 @@ from ....ipc.messages.client import Accepted, Child, Delta, Logprobs, Submit, wi
 from ....ipc.params.sampling_params import child_seed
 from ...forms.logprobs import single_tokens
 from ...listening.journal.tokens import ShownAnswers
+from ...listening.keys.api_keys import ApiKey
 
 NONCE_BYTES = 16
 SHOWN = "shown"  # key in the ASGI messages below: the Shown
@@ -100,6 +101,7 @@ class Continuation(msgspec.Struct):
     is_resumed: bool = False  # whether the client has bytes of the answer
     num_losses: int = 0  # frontends lost with it since its last new token
     is_flex: bool = False  # whether its requests are of the flex class, whatever its body says
+    api_key: ApiKey | None = None  # that the request carries
     is_kept: bool = False  # whether somebody reads the Shown of each part; without a reader none is made
     is_muted: bool = False  # whether the client has all that is being rendered
     rendered: list[tuple[int, Delta]] = []  # deltas by choice that no Shown has yet; only if it is kept

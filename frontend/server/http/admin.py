@@ -20,6 +20,7 @@ from ...forms.anthropic.errors import VERSION_HEADER
 from ...forms.anthropic.models import model_info, model_page
 from ...forms.openai.errors import HttpError, encode_json, json_response, unknown_model
 from ...forms.openai.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
+from ..api.continuation import current
 from ..api.openai.local_engine import LocalEngine
 from ..api.openai.slices import in_slices
 from ..requests.frontend import Frontend
@@ -53,11 +54,14 @@ class AdminEndpoints:
             Endpoint("/ping", self.health, "As /health, for SageMaker"),
             Endpoint("/ping", self.health, "The same", AnyBody),
             Endpoint("/load", self.load, "The number of open requests"),
+            Endpoint("/usage", self.usage, "The use of API keys with names"),
         ]
 
     async def models(self, request: Request) -> Response:
         cards = [self._model(name) for name in self._spec.model_names]
-        cards += map(self._adapter, self._frontend.adapters.infos)
+        key = current().api_key
+        infos = self._frontend.adapters.infos
+        cards += [self._adapter(info) for info in infos if key is None or key.may_use(info.name)]
         is_anthropics = VERSION_HEADER.decode() in request.headers
         return json_response(model_page(cards) if is_anthropics else {"object": "list", "data": cards})
 
@@ -156,7 +160,22 @@ class AdminEndpoints:
         """Return the metrics in Prometheus' text format. It needs no key, as scrapers expect."""
         if (state := self._frontend.metrics.state) is not None:
             await state.refresh()
+        if (keys := self._frontend.key_metrics) is not None:
+            keys.refresh()
         return Response(self._frontend.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def usage(self, request: Request) -> Response:
+        """Return the use and the limits of the caller's key, or of all keys if the caller's has no name."""
+        own, found = current().api_key, self._frontend.key_metrics
+        usages = {} if found is None else found.usages()
+        keys = [key for key in self._frontend.keys.named if own is None or own.name in ("", key.name)]
+        limits = ("weight", "tokens_per_minute", "open_requests", "adapters")
+        data = [
+            {"name": key.name, **usages[key.name]._asdict(), "limits": {name: getattr(key, name) for name in limits}}
+            for key in keys
+            if key.name in usages
+        ]
+        return json_response({"object": "list", "data": data})
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": tokenloom_version()})

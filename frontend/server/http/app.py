@@ -318,7 +318,7 @@ def new_app(
     config = spec.config
     middleware = HttpMiddleware(
         streams.around(router),
-        config.api_key,
+        frontend.keys,
         config.max_body_bytes,
         frontend.metrics.on_refused,
         config.root_path,

@@ -25,6 +25,7 @@ from ...forms.openai.errors import HttpError, json_response
 from ...forms.queries import prefetch_query, sleep_query, wake_up_query
 from ...listening.web_pages import WebPages
 from ..adapters.manager import NotFound
+from ..api.continuation import current
 from ..api.openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
@@ -100,7 +101,7 @@ class ControlEndpoints:
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine, self._frontend, self._spec = engine, frontend, spec
-        self._has_key = spec.config.api_key is not None
+        self._has_key = spec.config.has_keys
         self._own_pages = WebPages.of(spec.config, has_others=False)
 
     def endpoints(self) -> list[Endpoint]:
@@ -226,10 +227,14 @@ class ControlEndpoints:
         return (await self._engine.bodies.read(request, body_type)).body
 
     def _check(self, request: Request) -> None:
-        """If no API key is set, raise HttpError 403 for a remote caller or a page of another site.
+        """Raise HttpError 403 for a key with a name, which is that of one caller among others, and if no API key is
+        set, for a remote caller or a page of another site.
 
         HttpMiddleware checks the key if one is set, and has already refused most pages; pages of --cors-origins, which
         it lets pass, are refused here."""
+        key = current().api_key
+        if key is not None and key.name:
+            raise HttpError(403, f"key {key.name} may not control the engine: send one of --api-key, which has no name")
         if self._has_key:
             return
         if self._own_pages.origin_fault(dict(request.scope["headers"])):

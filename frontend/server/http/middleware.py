@@ -11,11 +11,10 @@ every streamed token passes through it.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import math
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ from ....ipc.process.faults import maybe_fail
 from ...forms.anthropic.errors import has_message_errors, message_error
 from ...forms.ollama.errors import has_ollama_errors, ollama_error
 from ...forms.openai.errors import HttpError, json_response, to_http_error
+from ...listening.keys.api_keys import ApiKey, ApiKeys
 from ...listening.web_pages import WebPages
 from ..api.continuation import current, working_on
 from ..api.keep_alive import KEEP_ALIVE, KeepAlive
@@ -53,19 +53,18 @@ OWNER = (
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine
 OF_ENGINE = "tokenloom.of_engine"  # scope key: the engine itself asks, for a caller that it has checked
-OWNER_BYTES = 16
 _STORED = re.compile(r"(/v1/(?:responses/(?!input_tokens(?![^/]))|streams/|files/|batches/))[^/]+")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
 class HttpMiddleware:
     """ASGI middleware around `app`. All paths except OPEN_PATHS require one of the API keys, if any are set, and
-    otherwise a request that `pages` accepts."""
+    otherwise a request that `pages` accepts. The key of a request is noted in its Continuation."""
 
     def __init__(
         self,
         app: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]],
-        api_keys: Sequence[str] | None,
+        keys: ApiKeys,
         max_body_bytes: int,
         on_refused: Callable[[str], None],
         root_path: str = "",
@@ -78,8 +77,7 @@ class HttpMiddleware:
         memory."""
         self._app = app
         self._on_refused, self._note = on_refused, note or ReadingNote()
-        self._api_keys = [key.encode() for key in api_keys or ()]
-        self._owners = {key: hashlib.sha256(key).digest()[:OWNER_BYTES] for key in self._api_keys}
+        self._keys = keys
         self._max_body_bytes = max_body_bytes
         self._root_path = root_path
         self._pages = pages or WebPages()
@@ -138,7 +136,9 @@ class HttpMiddleware:
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
         is_open = scope["path"] in OPEN_PATHS and (scope["path"] not in OPEN_PAGES or scope["method"] != "POST")
-        if not is_open and OF_ENGINE not in scope:
+        if OF_ENGINE in scope:
+            current().api_key = self._keys.of_owner(scope.get(OWNER, b""))
+        elif not is_open:
             self._check_caller(scope, headers)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_bytes(scope):
@@ -150,15 +150,15 @@ class HttpMiddleware:
         return math.inf if scope["path"] in STREAMED_PATHS else self._max_body_bytes
 
     def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._api_keys:
-            key = _valid_key(headers, self._api_keys)
+        if self._keys.are_required:
+            key = self._key_of(headers)
             if key is None:
                 self._on_refused("key")
                 message = (
                     f"{_credential_fault(headers)}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
                 )
                 raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-            scope[OWNER] = self._owners[key]
+            scope[OWNER], current().api_key = key.owner, key
             if (record := access_record.get()) is not None:
                 given = headers.get(b"authorization", b"") + headers.get(b"x-api-key", b"")
                 record.peer += f" {hashlib.sha256(given).hexdigest()[:16]}"
@@ -169,6 +169,15 @@ class HttpMiddleware:
         if fault:
             self._on_refused("origin")
             raise HttpError(403, fault, "permission_error")
+
+    def _key_of(self, headers: dict[bytes, bytes]) -> ApiKey | None:
+        """Return the key that a request carries; None without a valid one. Anthropic's clients send the key in
+        x-api-key, others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
+        alone = headers.get(b"x-api-key", b"").strip()
+        if alone and (key := self._keys.find(alone)) is not None:
+            return key
+        scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+        return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app. Record each slice of its work on this request under a key made of the method, path, query and
@@ -253,18 +262,6 @@ def owner_of(request: Request) -> bytes:
     return owner
 
 
-def _valid_key(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> bytes | None:
-    """Return the key that a request carries; None without a valid one. Anthropic's clients send the key in x-api-key,
-    others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
-    alone = headers.get(b"x-api-key", b"").strip()
-    if alone and _is_any_of(alone, keys):
-        return alone
-    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
-    if scheme.lower() == b"bearer" and _is_any_of(token.strip(), keys):
-        return token.strip()
-    return None
-
-
 def _credential_fault(headers: dict[bytes, bytes]) -> str:
     """Return why the credentials are invalid."""
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
@@ -273,11 +270,6 @@ def _credential_fault(headers: dict[bytes, bytes]) -> str:
     if scheme.lower() != b"bearer":
         return "the header authorization does not begin with `Bearer`"
     return "the API key is wrong" if token.strip() else "no API key follows `Bearer`"
-
-
-def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:
-    """Whether the token is one of the keys; the time it takes does not depend on which one."""
-    return True in [hmac.compare_digest(token, key) for key in keys]
 
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:

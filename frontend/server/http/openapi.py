@@ -35,6 +35,7 @@ _ERRORS = {
     "403": "A request that the server was not started to allow, or that needs a key while it has none",
     "404": "No such model or request",
     "413": "The body is too large",
+    "429": "The API key is at a limit: try again after Retry-After seconds",
     "500": "An error of the engine",
     "503": "Too busy, shutting down or restarting: try again after Retry-After seconds",
     "529": "Too busy, in Anthropic's form",
@@ -130,7 +131,7 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     }
     if spec.config.root_path:
         made["servers"] = [{"url": spec.config.root_path}]
-    if spec.config.api_key is not None:
+    if spec.config.has_keys:
         made["components"] = {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
         made["security"] = [{"key": []}]
     return made

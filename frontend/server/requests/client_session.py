@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ....ipc.codec import encode
 from ....ipc.messages.base import LEASE_S
 from ....ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
+from ...listening.keys.api_keys import ApiKey
 
 RequestT = TypeVar("RequestT")  # the state of an open request
 ClientLoss: TypeAlias = Literal["gone", "silent", "slow"]  # why a client is removed; a metric label
@@ -22,6 +23,13 @@ ClientLoss: TypeAlias = Literal["gone", "silent", "slow"]  # why a client is rem
 MAX_DELTAS_BYTES = 4 << 20  # approximate size of one Deltas message; further updates go into the next one
 MAX_IN_FLIGHT_BYTES = 32 << 20  # bytes of uncredited Deltas; with more, updates wait for credits
 NEVER = float("inf")  # a time that never comes
+
+
+class Caller(NamedTuple):
+    """The sender of an HTTP request: its address and a digest of its key, and the key."""
+
+    peer: str = ""
+    key: ApiKey | None = None
 
 
 class HasDelta(Protocol):
@@ -83,6 +91,10 @@ class ClientSession(Generic[RequestT]):
         """Return the request's caller, for equal shares of the grammar compilers: the client's identity."""
         return self.identity.hex()
 
+    def key_of(self, request_id: str) -> ApiKey | None:
+        """Return the API key of the request; None without one."""
+        return None
+
     def send(self, message: FrontendMessage) -> None:
         self._outbox.append((self.identity, encode(message)))
 
@@ -137,7 +149,7 @@ class LocalSession(ClientSession[RequestT]):
     """
 
     def __init__(
-        self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_caller: Callable[[str], str]
+        self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_caller: Callable[[str], Caller]
     ) -> None:
         """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_caller` returns, for a
         request id, the address and API key of the HTTP request that sent it."""
@@ -154,7 +166,10 @@ class LocalSession(ClientSession[RequestT]):
 
     def caller_of(self, request_id: str) -> str:
         """Return the address and API key that the HTTP request came from."""
-        return self._find_caller(request_id)
+        return self._find_caller(request_id).peer
+
+    def key_of(self, request_id: str) -> ApiKey | None:
+        return self._find_caller(request_id).key
 
     @property
     def can_repeat(self) -> bool:

@@ -45,18 +45,21 @@ from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.awake_clock import AwakeClock, steady_time
 from ....ipc.sockets.channel import count_malformed
 from ....ipc.spec.config.engine_spec import EngineSpec
+from ...listening.keys.api_keys import ApiKeys
+from ...listening.keys.key_ledger import ledger_of
 from ..adapters.manager import AdapterManager
 from ..answer_forms.held_forms import HeldForms
 from ..helpers.intake import new_intake_helper
 from ..helpers.pool import HelperPool
 from ..helpers.task import run
+from ..metrics.key_metrics import KeyMetrics
 from ..metrics.tracing import new_tracing
 from ..prompts.input_processor import InputProcessor
 from ..prompts.prompt_reader import PromptReader
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from .client_frames import ClientFrames
-from .client_session import NEVER, ClientLoss, LocalSession
+from .client_session import NEVER, Caller, ClientLoss, LocalSession
 from .control import ControlProxy
 from .core_client import FrontendOutbox
 from .cores import Cores
@@ -92,6 +95,8 @@ class Frontend:
         if the model takes only text. `note`: record of the requests being worked on; default: one in memory only.
         `identity`, `index`: those of this frontend among the engine's frontends."""
         self.note = note = note or ReadingNote()
+        self.keys = ApiKeys(spec.config.api_key, spec.config.api_key_file, monotonic)
+        self._ledger = ledger_of(spec, index, monotonic)
         self._sessions = SessionTable()
         self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
         self.counts: Counter[str] = Counter()
@@ -113,6 +118,9 @@ class Frontend:
         self._cores = Cores(spec, self.outbox, monotonic, unix_time)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
+        self.key_metrics = None if self._ledger is None else KeyMetrics(self.keys, self._ledger)
+        if self.key_metrics is not None:
+            self.metrics.registry.metrics += self.key_metrics.metrics
         self.shared = self.metrics.share(spec, index, identity.decode(), lambda: self.num_open_requests)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
         self._queries = QueryProcessor(
@@ -130,6 +138,7 @@ class Frontend:
             self.counts,
             note,
             unix_time,
+            self._ledger,
         )
         self._controls = ControlProxy(
             spec, self._cores, self.adapters, self.prompts, self.reader.expand, self.outbox, note
@@ -209,7 +218,7 @@ class Frontend:
         self._sessions.mark(session)
 
     def open_local(
-        self, deliver: Callable[[FrontendMessage], None], find_caller: Callable[[str], str] = lambda _: ""
+        self, deliver: Callable[[FrontendMessage], None], find_caller: Callable[[str], Caller] = lambda _: Caller()
     ) -> LocalSession[RequestState]:
         """Add an in-process client and return its session. `deliver` is called with each message to it; its own
         messages are passed to `on_message`. `find_caller` returns, for a request id, the address and API key of the
@@ -348,6 +357,8 @@ class Frontend:
         self.intake.expire(now)
         self.adapters.expire(now)
         self.shared.tick(now)
+        if self._ledger is not None:
+            self._ledger.tick()
         self._sessions.send_updates()
 
     def seconds_to_tick(self, now: float) -> float | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ....ipc.codec import num_ids
 from ....ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
 from ....ipc.messages.base import FinishReason, Refused
 from ....ipc.messages.client import Accepted, Delta, Submit
@@ -23,6 +24,7 @@ from ....ipc.messages.supervisor import ReplicaDown
 from ....ipc.notes.deadly import ReadingNote
 from ....ipc.process.log import is_worth_a_line
 from ...forms.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
+from ...listening.keys.key_ledger import KeyLedger, OpenUse
 from ..helpers.task import error_of, run
 from ..prompts.input_processor import InputProcessor
 from ..replicas.resume_queue import ResumeQueue
@@ -58,6 +60,7 @@ class RequestManager:
     _counts: Counter[str]  # event counts for the metrics
     _note: ReadingNote  # record of the request that is being worked on
     _unix_time: Callable[[], float]
+    _ledger: KeyLedger | None = None  # of the API keys with names
     max_refusals: int = MAX_REFUSALS
     is_draining: bool = False  # whether new requests are refused, while open ones are finished
     next_resume_at: float = math.inf  # when to call `resume_waiting` next; monotonic seconds
@@ -79,6 +82,7 @@ class RequestManager:
             if not submit.children:
                 self._check_new(submit)
             self._inputs.media_limits.check(submit)
+            use = self._open_use(session, submit)
         except TokenloomError as error:
             self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], error_info(error))
             return
@@ -86,9 +90,19 @@ class RequestManager:
         if submit.waited_s is not None:
             submit = msgspec.structs.replace(submit, arrival_time=self._unix_time() - submit.waited_s, waited_s=None)
         request = RequestState(session, submit, self._expires_at(submit), self._note.current)
+        request.use = use
+        if use is not None:
+            request.at_close(use.close)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
         request.opening = run(self._note.slices(self._open(request)))
+
+    def _open_use(self, session: Session, submit: Submit) -> OpenUse | None:
+        """Count a request for its API key, if that has a name. RateLimited if it is new, and the key has too many."""
+        key = session.key_of(submit.request_id)
+        if self._ledger is None or key is None or not key.name:
+            return None
+        return self._ledger.open(key, submit.request_id, goes_on=bool(submit.children))
 
     def _expires_at(self, submit: Submit) -> float:
         """Return the unix time at which a request times out if its media and prompt have not been read by then."""
@@ -119,6 +133,8 @@ class RequestManager:
         session = request.session
         try:
             processed = await self._reader.read(request)
+            if request.use is not None:
+                request.use.begin(num_ids(processed.prompt.token_ids), goes_on=bool(request.submit.children))
             added = self._outputs.add(request, processed, self._unix_time())
         except Exception as error:
             self._outputs.remove(request)
@@ -329,6 +345,8 @@ class RequestManager:
         for answer in result.answers:
             request = answer.request
             request.session.unsent[answer.key] = answer
+            if request.use is not None:
+                request.use.charge(request.num_output_tokens)
             if request.session is not session:
                 session = request.session
                 self._sessions.mark(session)

@@ -18,11 +18,12 @@ from ....ipc.errors import ErrorInfo, ProtocolError
 from ....ipc.messages.adapter import AdapterRef
 from ....ipc.messages.base import BulkArray, FinishReason
 from ....ipc.messages.client import Child, Delta, RequestMetrics, Submit
-from ....ipc.messages.core import CoreChild, EngineCoreRequest
+from ....ipc.messages.core import CoreChild, EngineCoreRequest, TenantRef
 from ....ipc.messages.tier import PlaceName
 from ....ipc.notes.deadly import NONE
 from ....ipc.params.sampling_params import RepetitionDetectionParams
 from ...forms.parsers.markers import MarkerFinder
+from ...listening.keys.key_ledger import OpenUse
 from ..helpers.task import Task
 from ..prompts.prompt import ProcessedRequest
 from ..text.detokenizer import Detokenizer
@@ -64,7 +65,7 @@ class RequestState:
             "session",
             "submit",
         ),
-        *("opening", "sent_losses"),
+        *("opening", "sent_losses", "use"),
         "_releases",
     )
 
@@ -83,6 +84,7 @@ class RequestState:
         self.opening: Task | None = None  # the task that reads the request; None if it never had to wait
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
         self.adapter: AdapterRef | None = None
+        self.use: OpenUse | None = None  # of its API key, if that has a name
         self.media_digests: list[bytes] = []  # of their bytes, once they are read
         self._releases: list[Callable[[], None]] = []
 
@@ -90,6 +92,10 @@ class RequestState:
     def num_losses(self) -> int:
         """The number of losses of cores and workers while they computed this request, since its last new token."""
         return max((answer.num_losses for answer in self.answers if answer.finish_reason is None), default=0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
 
     @property
     def was_alone(self) -> bool:
@@ -143,6 +149,7 @@ class RequestState:
             num_losses=self.sent_losses,
             waited_s=max(now - self.processed.core.arrival_time, 0.0),
             caller=self.session.caller_of(self.request_id),
+            tenant=None if self.use is None else TenantRef(name=self.use.key.name, weight=self.use.key.weight),
         )
 
 

@@ -289,6 +289,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             is_secret=True,
         ),
     ] = None
+    api_key_file: Annotated[
+        str | None, _clients("file of HTTP keys with names and limits of their own, read again when it changes")
+    ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
     allowed_hosts: Annotated[
         str | None,
@@ -440,6 +443,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_http(self)
         if not all(key and key.isascii() and key.isprintable() for key in self.api_key or ()):
             raise ConfigError("--api-key must be at least 1 printable ASCII character")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether HTTP requests must carry a key."""
+        return self.api_key is not None or self.api_key_file is not None
 
 
 def _flag(name: str) -> str:

@@ -37,7 +37,7 @@ from .....ipc.messages.intake import BodyInput, ReadPrompt
 from .....ipc.params.sampling_params import CutSide
 from ....forms.answer_forms.form import AnswerForm
 from ....forms.media.media_sender import held_media
-from ....forms.openai.errors import unknown_model
+from ....forms.openai.errors import HttpError, unknown_model
 from ....forms.openai.messages import chat_input
 from ....forms.openai.prompts import submitted_id
 from ....forms.openai.schema import ChatRequest, TokenizeRequest
@@ -48,11 +48,12 @@ from ...helpers.task import in_event_loop
 from ...metrics.access_record import access_record
 from ...metrics.tracing import TraceContext, incoming_trace
 from ...prompts.prompt import Prompt
+from ...requests.client_session import Caller
 from ...requests.frontend import Frontend
 from ...requests.media.media_input import ReadPiece
 from ..continuation import Continuation, current
 from .body_reader import BodyReader
-from .run import Run
+from .run import NOBODY, Run
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
@@ -96,13 +97,17 @@ class LocalEngine:
 
     async def model_of(self, body: object) -> str:
         """Return the name to report for the model that a body asks for: the served model's first or an adapter's. Load
-        the adapter if needed. HttpError 404 if the name is unknown; RequestError or Overloaded if the adapter cannot be
-        loaded."""
+        the adapter if needed. HttpError 404 if the name is unknown, and 403 if the caller's key may not use it;
+        RequestError or Overloaded if the adapter cannot be loaded."""
         name: str = getattr(body, "model", None) or ""
         if current().adapter_digest:  # the request goes on with it, even if its name was given up
             return name
         try:
             info = await in_event_loop(self._frontend.adapters.find(name))
+            key = current().api_key
+            if info is not None and key is not None and not key.may_use(info.name):
+                message = f"key {key.name} may not use the adapter {info.name}: ask for one of /v1/models"
+                raise HttpError(403, message, "permission_error", param="model")
             return self._frontend.model_names[0] if info is None else info.name
         except NotFound as error:
             raise unknown_model(error) from None
@@ -197,7 +202,7 @@ class LocalEngine:
         if current().is_flex:
             submits = [_of_flex_class(submit) for submit in submits]
         record, trace = access_record.get(), incoming_trace.get()
-        caller = "" if record is None else record.peer
+        caller = Caller("" if record is None else record.peer, current().api_key)
         run = Run(len(submits), submits[0].params.n, self._block_size, caller, continuation)
         adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
@@ -218,9 +223,9 @@ class LocalEngine:
             left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
 
-    def _caller_of(self, request_id: str) -> str:
+    def _caller_of(self, request_id: str) -> Caller:
         run, _ = self._run_by_id.get(request_id, (None, 0))
-        return "" if run is None else run.caller
+        return NOBODY if run is None else run.caller
 
     def check_id(self, request_id: str) -> None:
         """Raise RequestError if a submit with this id is open."""

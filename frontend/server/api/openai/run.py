@@ -11,8 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from .....ipc.codec import JsonObject, num_ids
 from .....ipc.errors import ErrorInfo, InternalError
 from .....ipc.messages.client import Accepted, Delta, RequestMetrics
+from ...requests.client_session import Caller
 from ..continuation import Answer, Continuation
 
+NOBODY = Caller()
 ChoiceDeltas = list[tuple[int, Delta]]
 
 
@@ -58,11 +60,11 @@ class Run:
         num_prompts: int,
         num_answers: int,
         block_size: int = 0,
-        caller: str = "",
+        caller: Caller = NOBODY,
         continuation: Continuation | None = None,
     ) -> None:
-        """`block_size`: tokens per block of the prefix cache, or 0 if there is none. `caller`: the caller, as in
-        AccessRecord. `continuation`: that of the HTTP request, if the answers go on in another frontend."""
+        """`block_size`: tokens per block of the prefix cache, or 0 if there is none. `caller`: of the HTTP request.
+        `continuation`: that of the HTTP request, if the answers go on in another frontend."""
         self._block_size, self.caller = block_size, caller
         self._continuation = continuation or Continuation(nonce=b"", created=0.0)
         self._echo = Echo(self._continuation.answers)

@@ -21,7 +21,7 @@ from ....listening.journal.tokens import TokenWriter, decode
 from ....state.batches.lines import LineEnd, LineTokens, OpenLine
 from ....state.batches.store import LineOutcome, StoredBatch
 from ...api.continuation import SHOWN, TOKENS, Continuation, Shown, answers_of, working_on
-from ..middleware import OF_ENGINE
+from ..middleware import OF_ENGINE, OWNER
 
 LONGEST_WAIT_S = 30.0  # before a request is sent again that the engine had no room for
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
@@ -114,7 +114,7 @@ class LineRun:
         wait_s = 0.5
         while True:
             answer = await self._ask()
-            if answer.status != 503:
+            if answer.status not in (429, 503):
                 return self._outcome(answer)
             given = answer.headers.get(b"retry-after", b"")
             await sleep(min(float(given) if given.isdigit() else wait_s, LONGEST_WAIT_S))
@@ -162,6 +162,7 @@ class LineRun:
             "client": None,
             "server": None,
             OF_ENGINE: True,
+            OWNER: self.batch.owner,
         }
         bodies = [self._body]
         status, headers, pieces = 500, dict[bytes, bytes](), list[bytes]()

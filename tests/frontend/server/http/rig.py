@@ -15,6 +15,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.forms.openai.errors import HttpError
+from tokenloom.frontend.listening.keys.api_keys import ApiKeys
 from tokenloom.frontend.server.http.connections import Connections, HttpConnection
 from tokenloom.frontend.server.http.middleware import HttpMiddleware
 
@@ -64,7 +65,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def serve(self, max_connections: int) -> AsyncGenerator[None, None]:
-        middleware = HttpMiddleware(self.app, None, 10**9, lambda why: self.refused.append((503, why)))
+        middleware = HttpMiddleware(self.app, ApiKeys(), 10**9, lambda why: self.refused.append((503, why)))
         config = uvicorn.Config(middleware, http="httptools", lifespan="off", log_config=None, access_log=False)
         config.load()
         state = uvicorn.server.ServerState()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenloom.frontend.listening.keys.api_keys import ApiKeys
 from tokenloom.frontend.server.api.openai.events import SERVER_SEND
 from tokenloom.frontend.server.http.access_log import MAX_ERRORS_PER_S, AccessLog
 from tokenloom.frontend.server.http.middleware import HttpMiddleware, shown_path
@@ -39,7 +40,7 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def new_log(*, has_all: bool, api_keys: list[str] | None = None) -> AccessLog:
-    return AccessLog(HttpMiddleware(answer, api_keys, 100, lambda why: None), has_all=has_all)
+    return AccessLog(HttpMiddleware(answer, ApiKeys(api_keys), 100, lambda why: None), has_all=has_all)
 
 
 async def ask(app: ASGIApp, path: str) -> None:
@@ -96,7 +97,7 @@ def test_a_flood_of_errors_logs_limited_lines_per_second_and_the_number_dropped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     now = [1000.0]
-    log = AccessLog(HttpMiddleware(answer, None, 100, lambda why: None), has_all=False, clock=lambda: now[0])
+    log = AccessLog(HttpMiddleware(answer, ApiKeys(), 100, lambda why: None), has_all=False, clock=lambda: now[0])
     found = lines(capfd, log, *["/bad"] * (MAX_ERRORS_PER_S + 7))
     assert len(found) == MAX_ERRORS_PER_S
     now[0] += 1.0
@@ -118,7 +119,7 @@ def test_a_logged_request_costs_few_calls(capfd: pytest.CaptureFixture[str], has
             await ask(app, "/v1/completions")
         return calls.count
 
-    middleware = HttpMiddleware(answer, None, 100, lambda why: None)
+    middleware = HttpMiddleware(answer, ApiKeys(), 100, lambda why: None)
     with_log, without = (asyncio.run(count(app)) for app in (AccessLog(middleware, has_all=has_all), middleware))
     assert 0 < with_log - without < max_calls
     assert len(capfd.readouterr().err.splitlines()) == has_all

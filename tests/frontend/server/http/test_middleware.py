@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tokenloom.frontend.forms.openai.errors import HttpError, json_response
 from tokenloom.frontend.forms.prompt_limits import PromptLimits
+from tokenloom.frontend.listening.keys.api_keys import ApiKeys
 from tokenloom.frontend.server.api.continuation import Continuation, working_on
 from tokenloom.frontend.server.api.openai.body_reader import BodyReader
 from tokenloom.frontend.server.helpers.intake import new_intake_helper
@@ -50,7 +51,7 @@ def test_a_disconnect_within_the_body_is_neither_answered_nor_logged(
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     with caplog.at_level(logging.DEBUG):
-        asyncio.run(HttpMiddleware(endpoint, None, 100, lambda why: None)(scope, receive, send))
+        asyncio.run(HttpMiddleware(endpoint, ApiKeys(), 100, lambda why: None)(scope, receive, send))
     assert (arriving, sent) == ([], [])
     assert [record for record in caplog.records if record.name.startswith("tokenloom")] == []
 
@@ -94,7 +95,7 @@ async def nothing(request: Request) -> Response:
 )
 def test_an_unknown_path_is_answered_with_the_one_that_was_meant(method: str, path: str, remedy: str) -> None:
     routes = [Route(each, nothing) for each in ("/v1/models", "/health", "/")]
-    middleware = HttpMiddleware(Router(routes, redirect_slashes=False), None, 100, lambda why: None)
+    middleware = HttpMiddleware(Router(routes, redirect_slashes=False), ApiKeys(), 100, lambda why: None)
     status, _, message = answer_of(middleware, path, method=method)
     assert (
         status == (405 if method != "GET" else 404) and message.startswith(f"{method} {path}: ") and remedy in message
@@ -126,7 +127,7 @@ def test_a_key_follows_bearer_in_any_case_or_comes_alone_and_an_error_names_the_
     authorization: str | None, alone: str | None, fault: str
 ) -> None:
     refused: list[str] = []
-    middleware = HttpMiddleware(echo_path, ["KEY", "k1", "k2"], 100, refused.append)
+    middleware = HttpMiddleware(echo_path, ApiKeys(["KEY", "k1", "k2"]), 100, refused.append)
     given = {b"authorization": authorization, b"x-api-key": alone}
     headers = [(name, value.encode()) for name, value in given.items() if value is not None]
     status, told, text = answer_of(middleware, headers=headers)
@@ -143,7 +144,7 @@ EVIL = [(b"host", b"evil.example")], [(b"host", b"localhost:8000"), (b"origin", 
 @pytest.mark.parametrize("headers", EVIL)
 def test_without_a_key_other_sites_reach_the_open_paths_alone(headers: list[tuple[bytes, bytes]]) -> None:
     refused: list[str] = []
-    middleware = HttpMiddleware(echo_path, None, 100, refused.append, "/llm")
+    middleware = HttpMiddleware(echo_path, ApiKeys(), 100, refused.append, "/llm")
     orders = ("/dashboard/abort", "/abort", "/pause")
     data = ("/v1/models", "/dashboard/data", "/server_info", "/kv", "/is_sleeping", "/v1/responses/resp_x")
     for path in (*orders, *data, "/llm/v1/models", "/nowhere", "/health/x", "/v1/messages"):
@@ -158,21 +159,21 @@ def test_without_a_key_other_sites_reach_the_open_paths_alone(headers: list[tupl
 
 @pytest.mark.parametrize("headers", EVIL)
 def test_a_key_lets_in_under_any_name_and_from_any_page(headers: list[tuple[bytes, bytes]]) -> None:
-    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None)
+    middleware = HttpMiddleware(echo_path, ApiKeys(["KEY"]), 100, lambda why: None)
     server = ("127.0.0.1", 8000)
     assert answer_of(middleware, headers=[*headers, (b"x-api-key", b"KEY")], server=server)[0] == 200
     assert answer_of(middleware, headers=headers, server=server)[0] == 401
 
 
 def test_the_host_is_checked_on_the_loopback_alone() -> None:
-    middleware = HttpMiddleware(echo_path, None, 100, lambda why: None)
+    middleware = HttpMiddleware(echo_path, ApiKeys(), 100, lambda why: None)
     places = {("127.0.0.1", 80): 403, ("::1", 80): 403, ("10.0.0.7", 80): 200, ("/run/x", None): 200}
     for server, status in places.items():
         assert answer_of(middleware, headers=EVIL[0], server=server)[0] == status, server
 
 
 def test_errors_and_ids_on_anthropics_paths_have_anthropics_form() -> None:
-    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm")
+    middleware = HttpMiddleware(echo_path, ApiKeys(["KEY"]), 100, lambda why: None, "/llm")
     sent = [(b"x-request-id", b"mine")]
     status, headers, _ = answer_of(middleware, "/llm/v1/messages/count_tokens", headers=sent)
     assert (status, headers["request-id"], headers["x-request-id"]) == (401, "mine", "mine")
@@ -191,8 +192,8 @@ def test_errors_and_ids_on_anthropics_paths_have_anthropics_form() -> None:
     ],
 )
 def test_the_proxys_root_path_is_removed_if_present_also_from_that_of_a_probe(path: str, seen: str) -> None:
-    assert answer_of(HttpMiddleware(echo_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
-    with_key = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm")
+    assert answer_of(HttpMiddleware(echo_path, ApiKeys(), 100, lambda why: None, "/llm"), path)[2] == seen
+    with_key = HttpMiddleware(echo_path, ApiKeys(["KEY"]), 100, lambda why: None, "/llm")
     assert answer_of(with_key, "/llm/health")[0] == 200
 
 
@@ -209,13 +210,13 @@ def test_a_request_is_noted_under_its_path_query_and_body_and_refused_once_it_is
 
     for number in range(LOSSES_TO_REFUSE):
         note = ReadingNote(str(tmp_path), f"frontend-{number}")
-        middleware = HttpMiddleware(app, None, 100, refused.append, note=note)
+        middleware = HttpMiddleware(app, ApiKeys(), 100, refused.append, note=note)
         assert answer_of(middleware, "/v1/completions", b"{", b"}", query_string=b"a=1")[0] == 200
         assert seen[-2:] == [note.key_of(b"GET /v1/completions?a=1\n{}")] * 2 and note.current == NONE
         note.begin(seen[-1])  # the frontend ends in its next request of this kind
         table.on_loss(f"frontend-{number}", is_to_blame=True)
     note = ReadingNote(str(tmp_path), "successor")
-    middleware, num_seen = HttpMiddleware(app, None, 100, refused.append, note=note), len(seen)
+    middleware, num_seen = HttpMiddleware(app, ApiKeys(), 100, refused.append, note=note), len(seen)
     assert answer_of(middleware, "/v1/completions", b"{}", query_string=b"a=1")[0] == 400
     assert refused == ["deadly"]
     assert len(seen) == num_seen and note.current == NONE
@@ -268,7 +269,7 @@ def test_an_error_of_a_stream_that_an_earlier_frontend_has_begun_ends_the_stream
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    app = HttpMiddleware(fails, None, 99, lambda why: None)
+    app = HttpMiddleware(fails, ApiKeys(), 99, lambda why: None)
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}
     with working_on(Continuation(nonce=b"n", created=0.0, is_resumed=True)):
         asyncio.run(app(scope, receive, send))

@@ -12,7 +12,15 @@ from tokenloom.ipc.spec.config.engine_config import SECRET_OPTIONS, EngineConfig
 
 # names that sound like a secret, of options that hold none: files, limits, and addresses without a user's part
 PUBLIC = {
-    *("key_file", "hosts_key_file", "kv_key_file", "ssl_keyfile", "kv_remote_salted", "trust_remote_code"),
+    *(
+        "key_file",
+        "api_key_file",
+        "hosts_key_file",
+        "kv_key_file",
+        "ssl_keyfile",
+        "kv_remote_salted",
+        "trust_remote_code",
+    ),
     *(
         "enable_tokenizer_info_endpoint",
         "tokenizer",

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.forms.openai.schema import ChatRequest, Message
+from tokenloom.frontend.listening.keys.api_keys import ApiKeys
 from tokenloom.frontend.server.api.openai.local_engine import LocalEngine
 from tokenloom.frontend.server.api.openai.run import Run
 from tokenloom.frontend.server.api.openai.slices import in_slices
@@ -122,7 +123,7 @@ def test_the_core_learns_which_connection_and_key_a_grammar_is_from() -> None:
             submit = msgspec.structs.replace(SUBMITS[0], request_id=f"cmpl-{number}")
             runs.enter_context(engine.run([submit]))
 
-        log = AccessLog(HttpMiddleware(handler, ["one", "two"], 100, lambda why: None), has_all=False)
+        log = AccessLog(HttpMiddleware(handler, ApiKeys(["one", "two"]), 100, lambda why: None), has_all=False)
         with contextlib.ExitStack() as runs:
             for number, (host, key) in enumerate(itertools.product(("10.0.0.1", "10.0.0.2"), ("one", "two"))):
                 scope = {"type": "http", "method": "POST", "path": "/v1/completions", "client": (host, 4242 + number)}

@@ -16,6 +16,7 @@ import pytest
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from tokenloom.frontend.listening.keys.api_keys import ApiKeys
 from tokenloom.frontend.server.api.openai.body_reader import BodyReader
 from tokenloom.frontend.server.helpers.intake import new_intake_helper
 from tokenloom.frontend.server.helpers.pool import HelperPool
@@ -63,7 +64,7 @@ class Served:
         )
         files = FileEndpoints(self.files, is_strict=False)
         router = Router(routes([*files.endpoints(), *endpoints.endpoints()]))
-        self.app = HttpMiddleware(router, KEYS, 100_000, lambda why: None)
+        self.app = HttpMiddleware(router, ApiKeys(KEYS), 100_000, lambda why: None)
         self.task = asyncio.ensure_future(self.runner.run(self._answer))
         self.client, self.other = map(self._client, KEYS)
 

@@ -14,6 +14,7 @@ import openai
 import pytest
 from starlette.routing import Router
 
+from tokenloom.frontend.listening.keys.api_keys import ApiKeys
 from tokenloom.frontend.server.http.endpoint import routes
 from tokenloom.frontend.server.http.files.endpoints import FileEndpoints
 from tokenloom.frontend.server.http.middleware import HttpMiddleware
@@ -39,7 +40,7 @@ class Served:
         self._database = Database(folder / FILE, is_durable=True)
         self._files = Files(self._database, self.folder, QUOTA_BYTES)
         router = Router(routes(FileEndpoints(self._files if has_folder else None, is_strict=is_strict).endpoints()))
-        self.app = HttpMiddleware(router, KEYS, MAX_BODY_BYTES, lambda why: None)
+        self.app = HttpMiddleware(router, ApiKeys(KEYS), MAX_BODY_BYTES, lambda why: None)
         self.http = [self._http(key) for key in KEYS]
         self.client = openai.AsyncOpenAI(
             base_url="http://app/v1", api_key=KEYS[0], max_retries=0, http_client=self.http[0]
