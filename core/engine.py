@@ -12,8 +12,8 @@ from typing import Protocol
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
 from ..ipc.kv.pool_shape import PoolShape
-from ..ipc.messages.base import FinishReason, MemoryTag, PauseMode
-from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
+from ..ipc.messages.base import CacheMisses, FinishReason, MemoryTag, PauseMode
+from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Missed, Started
 from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
@@ -160,7 +160,6 @@ class EngineCore:
             num_accepted_drafts=request.num_accepted_drafts,
             error=done.error,
             vector=done.vector,
-            misses=request.misses,
         )
         self._outbox.of(request.frontend_id).finished.append(finished)
 
@@ -270,6 +269,9 @@ class EngineCore:
         if self.grammars.is_active:
             self.grammars.want_masks()
         return num_sent
+
+    def report_misses(self, request: Request, misses: CacheMisses) -> None:
+        self._outbox.of(request.frontend_id).missed.append(Missed(key=request.key, misses=misses))
 
     def _announce_started(self, output: SchedulerOutput) -> None:
         for new_row in output.new_rows:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.messages.adapter import NO_SLOT, AdapterRef
-from ..ipc.messages.base import CacheMisses
 from ..ipc.messages.core import ConstraintBegin
 from ..ipc.messages.media import MediaSpan
 from ..ipc.messages.tier import PlaceName
@@ -132,7 +131,7 @@ class Request:
     num_cached_blocks: int = 0  # blocks of its tables that others can find
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
     num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of the cached ones, by place
-    misses: CacheMisses | None = None  # of its prompt, as the first admission found them
+    has_misses_known: bool = False  # why its prompt was not found in the cache was found out, or nothing was missed
     num_preemptions: int = 0
     num_drafts: int = 0  # drafts that were verified
     num_accepted_drafts: int = 0

@@ -76,7 +76,7 @@ def new_features(
         offload = Offload(around.tiers, kv_cache, waiting.release, engine.enter_namespace)
         kv_cache.attach_outer(offload)
     if spec.shares_prefixes:
-        in_order.append(MissFinder(scheduler, offload))
+        in_order.append(MissFinder(engine, scheduler, offload))
     if offload is not None:
         in_order.append(TierFeature(offload, scheduler))
     adapters = AdapterQueue(spec, scheduler, clock, engine, lambda each: any(one.holds(each) for one in holders))

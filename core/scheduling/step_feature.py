@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from ...ipc.errors import ErrorInfo
-from ...ipc.messages.base import FinishReason
+from ...ipc.messages.base import CacheMisses, FinishReason
 from ...ipc.messages.workers import ModelRunnerOutput, TokenMask
 from ..request import Ids, Request
 from .result_processor import NewTokens
@@ -30,6 +30,9 @@ class Engine(Protocol):
 
     def end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
         """End an open request."""
+
+    def report_misses(self, request: Request, misses: CacheMisses) -> None:
+        """Report why tokens of a request's prompt were not in the prefix cache."""
 
     def send_masks(self, masks: TokenMask) -> None:
         """Send masks for the oldest step in flight to the workers."""

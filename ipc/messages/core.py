@@ -196,7 +196,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_accepted_drafts: int = 0
     error: ErrorInfo | None = None
     vector: BulkArray | None = None  # result of a request of kind pool
-    misses: CacheMisses | None = None  # of its prompt; None: unknown, as the answer was resumed or there is no cache
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -205,6 +204,13 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: int
     num_cached_tokens: int = 0
     num_loaded_tokens: dict[PlaceName, int] = {}  # of num_cached_tokens: those from places outside the pool
+
+
+class Missed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Notice that tokens of an answer's prompt were computed before and not found in the prefix cache."""
+
+    key: int
+    misses: CacheMisses
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -247,6 +253,7 @@ class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_fi
     token_ids: bytes = b""  # int32, flat: sum(counts)
     accepted: list[int] = []  # keys of the first child of each accepted request, once per submit
     started: list[Started] = []
+    missed: list[Missed] = []  # no later than the first tokens of the answer
     finished: list[Finished] = []  # after their last tokens
     logprobs: KeyLogprobs | None = None  # for token_ids; the entries of a key are in token order
     prompt_logprobs: KeyLogprobs | None = None  # for prompts, under the keys of first children

@@ -22,7 +22,7 @@ from tokenloom.core.scheduling.drafting import Proposer
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.adapter import AdapterRef
-from tokenloom.ipc.messages.base import BulkArray, Rank
+from tokenloom.ipc.messages.base import BulkArray, CacheMisses, Rank
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.tier import PlaceName, TierToCore
@@ -122,6 +122,7 @@ class Harness:
         self.finished: dict[int, Finished] = {}
         self.fills_by_itself = True  # the worker, in each turn
         self.cached: dict[int, int] = {}
+        self.missed: dict[int, CacheMisses] = {}
         self.loaded: dict[int, dict[PlaceName, int]] = {}  # prompt tokens by place
         self.poolings: dict[int, PoolingParams] = {}
         self.vectors: dict[int, BulkArray] = {}
@@ -362,6 +363,7 @@ class Harness:
             for started in outputs.started:
                 self.cached[started.key] = started.num_cached_tokens
                 self.loaded[started.key] = dict(started.num_loaded_tokens)
+            self.missed |= {missed.key: missed.misses for missed in outputs.missed}
             for finished in outputs.finished:
                 assert finished.key not in self.finished
                 if finished.vector is not None:

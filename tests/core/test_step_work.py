@@ -11,7 +11,7 @@ from tokenloom.scripts.bench.engine_steps import Calls, CoreSteps
 
 BLOCK_SIZE = 16
 MAX_ROWS = 256
-MAX_CALLS_PER_STEP = 86  # 83 by Python 3.11, with an update's message to the frontend
+MAX_CALLS_PER_STEP = 88  # 87 by Python 3.11, with an update's message to the frontend
 CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE, speculation="off")
 
 

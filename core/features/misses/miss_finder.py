@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ....ipc.messages.base import CacheMisses, MissReason
+from ....ipc.messages.base import MissReason
 from ...request import Request
 from ...scheduling.scheduler import Scheduler
-from ...scheduling.step_feature import StepFeature, StepPlan
+from ...scheduling.step_feature import Engine, StepFeature, StepPlan
 from ..tiers.offload import Offload
 from .lost_blocks import LostBlocks
 from .miss_walk import MissWalk
@@ -21,7 +21,6 @@ from .namespaces import Namespaces, mark_of, tenant_of
 
 LOST_PER_BLOCK = 64  # remembered losses for each block of the pool
 MOST_LOST = 1 << 20  # 26 MB
-NONE_MISSED = CacheMisses()
 
 
 class MissFinder(StepFeature):
@@ -29,12 +28,14 @@ class MissFinder(StepFeature):
 
     def __init__(
         self,
+        engine: Engine,
         scheduler: Scheduler,
         offload: Offload | None = None,
         clock: Callable[[], float] = time.monotonic,
         most_lost: int = MOST_LOST,
     ) -> None:
-        self._kv_cache, self._rows, self._offload = scheduler.kv_cache, scheduler.rows, offload
+        self._engine, self._offload = engine, offload
+        self._kv_cache, self._rows = scheduler.kv_cache, scheduler.rows
         kv_cache = scheduler.kv_cache
         num_entries = min(LOST_PER_BLOCK * kv_cache.num_usable_blocks, most_lost)
         self._lost = LostBlocks(num_entries, self._mark, clock, is_state=kv_cache.groups[0].is_state)
@@ -49,9 +50,9 @@ class MissFinder(StepFeature):
         return 0 if filling is None else mark_of(tenant_of(filling))
 
     def admit(self, request: Request, num_computed: int) -> None:
-        if request.misses is not None or request.num_output_tokens or request.cache_root is not None:
+        if request.has_misses_known or request.num_output_tokens or request.cache_root is not None:
             return
-        request.misses = NONE_MISSED
+        request.has_misses_known = True
         kv_cache = self._kv_cache
         size, num_readable = kv_cache.block_size, kv_cache.num_readable_blocks(request)
         index = num_computed // size
@@ -87,8 +88,10 @@ class MissFinder(StepFeature):
 
     def _close(self, walk: MissWalk) -> None:
         del self._walks[walk.request]
-        walk.request.misses = misses = walk.report(self._lost.forgets_before)
-        self.num_missed.update(misses.num_tokens)
+        misses = walk.report(self._lost.forgets_before)
+        if misses.num_tokens:
+            self.num_missed.update(misses.num_tokens)
+            self._engine.report_misses(walk.request, misses)
 
     def leave(self, request: Request, last_step: int) -> None:
         if (walk := self._walks.get(request)) is not None:
