@@ -14,7 +14,7 @@ import msgspec
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import TokenloomError
-from ...ipc.messages.base import BulkArray, FinishReason
+from ...ipc.messages.base import BulkArray, CacheReport, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from ...ipc.messages.tier import PlaceName
 from ...ipc.params.lora_request import LoRARequest
@@ -80,6 +80,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # per prompt token; None for the first
     embedding: BulkArray | None = None  # the result of a request to pool
     metrics: RequestMetrics = RequestMetrics()
+    cache_report: CacheReport | None = None  # why tokens computed before were not in the prefix cache; None: none were
     lora_request: LoRARequest | None = None
     encoder_prompt: None = None  # fields of vLLM, not supported, like those below
     encoder_prompt_token_ids: None = None
@@ -115,6 +116,7 @@ class OutputBuilder:
         self.output_kind = submit.params.output_kind
         self._num_cached_tokens = 0
         self._embedding: BulkArray | None = None
+        self._cache_report: CacheReport | None = None
         self.error: TokenloomError | None = None
 
     @property
@@ -145,6 +147,7 @@ class OutputBuilder:
                 del self._prompt_logprobs[update.prompt_start :]
                 self._prompt_logprobs += unpack_logprobs(update.prompt_logprobs)
             self._embedding = update.embedding or self._embedding
+            self._cache_report = self._cache_report or update.cache_report
             self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
 
     def build(self) -> RequestOutput:
@@ -167,6 +170,7 @@ class OutputBuilder:
             prompt_logprobs=_copy_logprobs(self._prompt_logprobs, self._is_flat),
             embedding=self._embedding,
             metrics=self._merge_metrics(),
+            cache_report=self._cache_report,
             lora_request=self._lora_request,
         )
 

@@ -29,6 +29,17 @@ OrderAction: TypeAlias = Literal[
     "restart_replicas",
     "reload_frontends",
 ]
+DifferenceKind: TypeAlias = Literal[  # how a prompt differs from the nearest earlier one of its conversation
+    "time",  # in a time, a date, a number or an id
+    "system",  # in the system prompt
+    "tools",  # in the tools
+    "tools_order",  # it has the same tools in another order
+    "thoughts",  # reasoning of an earlier answer was dropped
+    "answer",  # an earlier answer stands there with other tokens than it was generated with
+    "message",  # in an earlier message
+    "template",  # the chat template or its variables wrote something else
+    "text",  # in a prompt without messages
+]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # parts of a worker's memory
 FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
@@ -141,6 +152,23 @@ class CacheMisses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_tokens: dict[MissReason, int] = {}
     evicted_s: float = 0.0  # seconds since the eviction of the first evicted block
     memory_s: float = 0.0  # seconds that the memory of losses reaches back; 0: to the start of the core
+
+
+class PromptDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first difference of a prompt from the nearest earlier one of its conversation, if both have equal tokens
+    behind it."""
+
+    kind: DifferenceKind
+    field: str  # of the request: messages[0].content, tools …
+    token: int  # index of the first token that differs
+    num_tokens: int  # behind it that were computed before
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why tokens of a prompt were computed although they had been computed before."""
+
+    misses: CacheMisses = CacheMisses()
+    difference: PromptDifference | None = None
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):

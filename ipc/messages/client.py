@@ -17,6 +17,7 @@ from ..process.log import LogLevel
 from .adapter import AdapterInfo
 from .base import (
     BulkArray,
+    CacheReport,
     FinishReason,
     Hello,
     MemoryTag,
@@ -79,6 +80,15 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     add_special_tokens: bool = False  # add the tokenizer's special tokens to those that the template writes
     is_continued: bool = False  # the answer continues the last message, which the prompt leaves open
     answer: str = ""  # start of the answer, at the end of the prompt
+
+
+class ChatField(msgspec.Struct, frozen=True, array_like=True):
+    """A field from which a chat was rendered, without its value."""
+
+    name: str  # messages[0].content, tools[3] …
+    role: str  # of the message; "tools" for a tool; empty for variables of the template
+    digest: bytes
+    masked: bytes  # digest of the value without the characters of times, numbers and ids
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,6 +161,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     shown_token_ids: bytes = b""  # special tokens that are part of the text in any case: a parser's markers
     media: list[Medium] = []  # in the order of their placeholders in the prompt; parts of `chat` name them by index
     text_pair: str | None = None  # with pooling: the second text of a pair, of which `prompt` is the first
+    chat_fields: list[ChatField] = []  # of a chat from which the prompt was rendered, for the cache report
     thoughts: ThoughtTexts | None = None  # of a prompt that another template made; nil: those of the model's answers
 
 
@@ -316,6 +327,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_start: int = 0  # at least 1: the first prompt token has no logprob
     embedding: BulkArray | None = None  # in the last delta of a request with pooling, its result: [outputs], or
     # [tokens, outputs] for a task by tokens
+    cache_report: CacheReport | None = None  # in the last delta, if tokens of the prompt had been computed before
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):

@@ -9,7 +9,7 @@ import msgspec
 
 from ..params.sampling_params import CutSide
 from .base import Message
-from .client import ChatForm, ChatMessage, Medium
+from .client import ChatField, ChatForm, ChatMessage, Medium
 
 
 class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
@@ -69,6 +69,7 @@ class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
     is_of_chat: bool = False
     is_inside_thought: bool = False  # the chat's prompt ends inside a <think> block
     media: list[Medium] = []  # media of a chat, each with a marker in `token_ids`; or the file of a form
+    chat_fields: list[ChatField] = []
 
 
 class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):

@@ -83,34 +83,63 @@ class Replayed(NamedTuple):
     core_s: float
 
 
+class ModellessCore:
+    """A core whose worker computes nothing. `missed` and `cached` are by the request's key."""
+
+    def __init__(self, num_blocks: int, num_open: int) -> None:
+        config = EngineConfig(
+            model=str(DEMO_FOLDER), block_size=BLOCK_SIZE, max_num_seqs=num_open, speculation="off", steps_in_flight=1
+        )
+        config = msgspec.structs.replace(config, max_num_batched_tokens=256, long_prefill_token_threshold=64)
+        self._spec = msgspec.structs.replace(new_spec(config), max_model_len=8192)
+        self._worker, self._executor = NullWorker(self._spec), Executor()
+        pool, around = PoolShape(num_blocks, 1, (1,)), Surroundings(LocalGrammarHelper(self._spec))
+        self.core = EngineCore(self._spec, pool, self._executor, around)
+        self.missed: dict[int, dict[MissReason, int]] = {}
+        self.cached: dict[int, int] = {}
+
+    def add(self, key: int, prompt: Sequence[int]) -> None:
+        self.core.add_request(0, _request(key, prompt))
+
+    def turn(self) -> list[int]:
+        """Compute a step; return the keys of the requests that have ended."""
+        self.core.step()
+        assert self._executor.step is not None
+        self.core.on_result(self._worker.execute(self._executor.step))
+        ended = []
+        for _, outputs in self.core.take_outputs():
+            self.missed |= {each.key: each.misses.num_tokens for each in outputs.missed}
+            self.cached |= {each.key: each.num_cached_tokens for each in outputs.started}
+            assert all(finished.reason == "length" for finished in outputs.finished)
+            ended += [finished.key for finished in outputs.finished]
+        return ended
+
+    def run(self) -> None:
+        while self.core.num_requests:
+            self.turn()
+
+    def lose_workers(self) -> None:
+        self.core.lose_workers("a test")
+        self._worker = NullWorker(self._spec)
+        self.core.gain_workers(self._executor, 1)
+
+
 def replay(prompts: Sequence[Sequence[int]], num_blocks: int, num_open: int) -> Replayed:
     """Run requests with these prompts in order, `num_open` at once, in a pool of `num_blocks` blocks."""
-    config = EngineConfig(
-        model=str(DEMO_FOLDER), block_size=BLOCK_SIZE, max_num_seqs=num_open, speculation="off", steps_in_flight=1
-    )
-    config = msgspec.structs.replace(config, max_num_batched_tokens=256, long_prefill_token_threshold=64)
-    spec = msgspec.structs.replace(new_spec(config), max_model_len=4096)
-    worker, executor = NullWorker(spec), Executor()
-    core = EngineCore(spec, PoolShape(num_blocks, 1, (1,)), executor, Surroundings(LocalGrammarHelper(spec)))
+    modelless = ModellessCore(num_blocks, num_open)
+    core = modelless.core
     oracle = Oracle(core)
     core.scheduler.features.use([*core.scheduler.features.in_order, oracle])
     waiting, missed, wrong = deque(enumerate(prompts)), Counter[MissReason](), list[str]()
-    found_by_key = dict[int, dict[MissReason, int]]()
     begun_at = time.perf_counter()
     while waiting or core.num_requests:
         while waiting and core.num_requests < num_open:
-            core.add_request(0, _request(*waiting.popleft()))
-        core.step()
-        assert executor.step is not None
-        core.on_result(worker.execute(executor.step))
-        for _, outputs in core.take_outputs():
-            found_by_key |= {each.key: each.misses.num_tokens for each in outputs.missed}
-            for finished in outputs.finished:
-                assert finished.reason == "length", finished
-                found, expected = found_by_key.pop(finished.key, {}), oracle.expected.pop(finished.key)
-                missed.update(found)
-                if found != expected:
-                    wrong.append(f"request {finished.key}: {found}, the oracle has {dict(expected)}")
+            modelless.add(*waiting.popleft())
+        for key in modelless.turn():
+            found, expected = modelless.missed.pop(key, {}), oracle.expected.pop(key)
+            missed.update(found)
+            if found != expected:
+                wrong.append(f"request {key}: {found}, the oracle has {dict(expected)}")
     assert not oracle.num_preempted, "more blocks are needed for so many open requests"
     num_tokens = sum(map(len, prompts))
     core_s = time.perf_counter() - begun_at

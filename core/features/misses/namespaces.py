@@ -16,11 +16,11 @@ from ...request import Request
 MAX_TENANTS = 1024
 MAX_OF_TENANT = 4  # namespaces of a tenant that are remembered
 
-Tenant: TypeAlias = str | None
+Tenant: TypeAlias = tuple[str, str | None]  # name of the API key, or salt
 
 
 def tenant_of(request: Request) -> Tenant:
-    return request.params.cache_salt
+    return (request.tenant.name, None) if request.tenant.name else ("", request.params.cache_salt)
 
 
 def mark_of(tenant: Tenant) -> int:

@@ -19,7 +19,10 @@ from .tool_use_ids import id_of_call
 BILLING = "x-anthropic-billing-header"  # start of a block of Claude Code's that differs in each request: left out
 _CALLS = ("tool_use", "tool_result")
 _CHOICES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": "required", "none": "none"}
-_SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # equal in a chat
+_SAME = (  # equal in a chat
+    *(*Scheduled.__struct_fields__, "stream", "include_cache_report"),
+    *("temperature", "top_p", "top_k", "vllm_xargs"),
+)
 
 
 class ResultPart(MessagePart, frozen=True, kw_only=True):
@@ -135,6 +138,10 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     max_tokens: Annotated[Length, means("The longest answer, in tokens, with its reasoning.")]
     stream: Annotated[
         bool | None, means("Send the answer piece by piece, as server-sent events, while it is made.", False)
+    ] = None
+    include_cache_report: Annotated[
+        bool | None,
+        ours("Say in the usage which tokens of the prompt were not found in the prefix cache, and why.", False),
     ] = None
     temperature: Annotated[
         float | None, means("How freely tokens are drawn: 0 always takes the likeliest. Anthropic: up to 1.")

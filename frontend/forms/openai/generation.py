@@ -195,6 +195,10 @@ class Generation(Scheduled, frozen=True, kw_only=True):
         bool | None, means("Send the answer piece by piece, as server-sent events, while it is made.", False)
     ] = None
     stream_options: Annotated[StreamOptions | None, means("What a stream says beside the text.")] = None
+    include_cache_report: Annotated[
+        bool | None,
+        ours("Say in the usage which tokens of the prompt were not found in the prefix cache, and why.", False),
+    ] = None
     n: Annotated[int | None, means("Number of answers; each is drawn on its own.")] = None
     temperature: Annotated[
         float | None,

@@ -17,6 +17,7 @@ from ....ipc.messages.client import ChatForm, ChatMessage, MediaPart, Medium, Te
 from ....ipc.messages.intake import BodyInput
 from ....ipc.messages.media import MEDIUM
 from ..answer_forms.named import ends_inside
+from ..chat_fields import chat_fields
 from ..media.data_url import is_data_url, least_bytes
 from ..media.given_media import URL_SCHEMES, GivenMedia
 from ..media_limits import MediaLimits
@@ -49,6 +50,7 @@ class ChatInput(NamedTuple):
             is_of_chat=True,
             is_inside_thought=is_inside,
             media=list(self.media),
+            chat_fields=chat_fields(self.turns, self.form),
         )
 
 

@@ -117,4 +117,5 @@ def _usage(run: Run) -> JsonObject:
         "cache_read_input_tokens": num_read,
         "output_tokens": run.num_completion_tokens,
         "output_tokens_details": {"thinking_tokens": run.num_thought_tokens},
+        **run.cache_report(),
     }

@@ -6,7 +6,9 @@ All of them are of the whole engine: each frontend counts them from the same rep
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import get_args
 
+from ....ipc.messages.base import MissReason
 from ....ipc.messages.supervisor import Progress
 from .group_metrics import GroupMetrics
 from .registry import Counter, Histogram, Metric
@@ -26,6 +28,11 @@ class CoreMetrics:
         self.recomputed = Counter("recomputed_tokens_total", "Computed tokens lost by preemptions and crashes.")
         self.cache_queries = Counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.")
         self.cache_hits = Counter("prefix_cache_hits_total", "Tokens found in the prefix cache.")
+        self.cache_misses = Counter(
+            "prefix_cache_missed_tokens_total", "Tokens computed before and not found, by reason.", ["reason"]
+        )
+        for reason in get_args(MissReason):
+            self.cache_misses.add(0, reason)
         self.steps = Counter("engine_steps_total", "Steps of the model.")
         self.scheduled_tokens = Counter("scheduled_tokens_total", "Tokens computed in steps, prompts included.")
         self.step_seconds = Counter("step_seconds_total", "Time of steps by phase.", ["phase"])
@@ -60,6 +67,7 @@ class CoreMetrics:
             (self.recomputed, (), progress.num_recomputed_tokens),
             (self.cache_queries, (), progress.num_queried_tokens),
             (self.cache_hits, (), progress.num_hit_tokens),
+            *((self.cache_misses, (reason,), count) for reason, count in progress.num_missed_tokens.items()),
             (self.scheduled_tokens, (), progress.num_scheduled_tokens),
             (self.rejections, ("max_num_queued_reqs",), progress.num_refused_for_requests),
             (self.rejections, ("max_num_queued_tokens",), progress.num_refused_for_tokens),

@@ -118,7 +118,7 @@ class OutputProcessor:
         runs = [] if outputs.logprobs is None else list(runs_of(outputs.logprobs))
         prompt_runs = [] if outputs.prompt_logprobs is None else list(runs_of(outputs.prompt_logprobs))
         result, answer_by_key = ProcessedOutputs(), self.answer_by_key
-        if outputs.accepted or outputs.started:
+        if outputs.accepted or outputs.started or outputs.missed:
             self._accept(outputs, now, result)
         for run in prompt_runs:
             answer = answer_by_key.get(run.key)
@@ -152,6 +152,10 @@ class OutputProcessor:
                     answer.num_cached_tokens = started.num_cached_tokens
                     answer.num_loaded_tokens = started.num_loaded_tokens
                 answer.first_scheduled_time = answer.first_scheduled_time or now
+        for missed in outputs.missed:
+            answer = self.answer_by_key.get(missed.key)
+            if answer is not None:
+                answer.misses = missed.misses
 
     def _append_all(
         self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, result: ProcessedOutputs

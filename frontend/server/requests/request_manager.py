@@ -28,6 +28,8 @@ from ...listening.keys.key_ledger import KeyLedger, OpenUse
 from ..helpers.task import error_of, run
 from ..prompts.input_processor import InputProcessor
 from ..replicas.resume_queue import ResumeQueue
+from ..reuse.difference import difference
+from ..reuse.seen_prompts import SeenPrompts
 from .client_session import ClientLoss
 from .cores import NOWHERE, Cores
 from .engine_metrics import EngineMetrics
@@ -64,6 +66,7 @@ class RequestManager:
     max_refusals: int = MAX_REFUSALS
     is_draining: bool = False  # whether new requests are refused, while open ones are finished
     next_resume_at: float = math.inf  # when to call `resume_waiting` next; monotonic seconds
+    _seen: SeenPrompts = field(default_factory=SeenPrompts)
     _resumes: ResumeQueue[RequestState] = field(default_factory=lambda: ResumeQueue(_waits_for_core))
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,6 +144,11 @@ class RequestManager:
             self._on_unread(request, error_of(error))
             return
         self._metrics.on_open(request)
+        if processed.core.pooling is None:
+            caller = session.caller_of(request.request_id)
+            seen, earlier = self._seen.visit(caller, request.submit, processed.prompt.token_ids)
+            request.seen_prompt = seen
+            request.difference = None if earlier is None else difference(earlier, seen)
         for answer in added.ended:
             session.unsent[answer.key] = answer
         self._sessions.mark(session)
@@ -352,6 +360,10 @@ class RequestManager:
                 self._sessions.mark(session)
             if answer.finish_reason is not None:
                 self._metrics.on_end(answer)
+                if answer.index == 0 and request.seen_prompt is not None:
+                    request.seen_prompt.add_answer(answer.token_ids)
+                    if (report := request.cache_report(answer)) is not None:
+                        self._metrics.answers.on_cache_report(request.request_id, report)
                 if request.is_finished:
                     request.session.request_by_id.pop(request.request_id, None)
                     finished.append(request)

@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from ....ipc.codec import num_ids
 from ....ipc.errors import ErrorInfo, ProtocolError
 from ....ipc.messages.adapter import AdapterRef
-from ....ipc.messages.base import BulkArray, FinishReason
+from ....ipc.messages.base import BulkArray, CacheMisses, CacheReport, FinishReason, PromptDifference
 from ....ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ....ipc.messages.core import CoreChild, EngineCoreRequest, TenantRef
 from ....ipc.messages.tier import PlaceName
@@ -26,6 +27,7 @@ from ...forms.parsers.markers import MarkerFinder
 from ...listening.keys.key_ledger import OpenUse
 from ..helpers.task import Task
 from ..prompts.prompt import ProcessedRequest
+from ..reuse.seen_prompts import SeenPrompt
 from ..text.detokenizer import Detokenizer
 from ..text.token_texts import TokenTexts
 from .client_session import ClientSession
@@ -65,7 +67,7 @@ class RequestState:
             "session",
             "submit",
         ),
-        *("opening", "sent_losses", "use"),
+        *("difference", "opening", "seen_prompt", "sent_losses", "use"),
         "_releases",
     )
 
@@ -86,6 +88,8 @@ class RequestState:
         self.adapter: AdapterRef | None = None
         self.use: OpenUse | None = None  # of its API key, if that has a name
         self.media_digests: list[bytes] = []  # of their bytes, once they are read
+        self.seen_prompt: SeenPrompt | None = None  # its prompt as later ones are compared with it
+        self.difference: PromptDifference | None = None  # of its prompt from the nearest earlier one
         self._releases: list[Callable[[], None]] = []
 
     @property
@@ -114,6 +118,18 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
+
+    def cache_report(self, answer: AnswerState) -> CacheReport | None:
+        """Return why tokens of the prompt were not found in the cache for one of its answers; None if all that were
+        computed before were found."""
+        assert self.processed is not None
+        num_prompt, num_missed = num_ids(self.processed.prompt.token_ids), sum(answer.misses.num_tokens.values())
+        num_left = num_prompt - answer.num_cached_tokens - num_missed
+        found = None
+        if answer.index == 0 and self.difference is not None and num_left:
+            found = self.difference
+            found = msgspec.structs.replace(found, num_tokens=min(found.num_tokens, num_left))
+        return CacheReport(misses=answer.misses, difference=found) if found or num_missed else None
 
     def close(self) -> None:
         """Stop reading the request, and release adapter and media. Drop the references to the answers: they refer to
@@ -165,7 +181,7 @@ class AnswerState:
     __slots__ = (
         *("request", "key", "index", "seed", "token_ids", "finish_reason", "stop_reason", "error", "embedding"),
         *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_loaded_tokens"),
-        *("num_preemptions", "num_drafts", "num_accepted_drafts", "num_losses", "_num_tokens_at_loss"),
+        *("misses", "num_preemptions", "num_drafts", "num_accepted_drafts", "num_losses", "_num_tokens_at_loss"),
         *("_params", "_has_logprobs", "_named_token_ids", "_silent_token_ids", "_detokenizer"),
         *("_stops", "_texts", "_logprobs", "_text", "_num_taken", "_first_token_time", "_has_sent_start"),
     )
@@ -192,6 +208,7 @@ class AnswerState:
         self.num_drafts = self.num_accepted_drafts = 0
         self.num_losses, self._num_tokens_at_loss = 0, -1
         self.num_loaded_tokens: dict[PlaceName, int] = {}
+        self.misses = CacheMisses()
         self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
         own_end = () if params.ignore_eos or eos_token_id is None else (eos_token_id,)  # is not reported as stop_reason
         self._named_token_ids = frozenset(params.stop_token_ids or ()).difference(own_end)
@@ -345,6 +362,7 @@ class AnswerState:
             prompt_logprobs=prompt_logprobs,
             prompt_start=0 if prompt_logprobs is None else prompt_start,
             embedding=self.embedding,
+            cache_report=None if self.finish_reason is None else self.request.cache_report(self),
         )
 
 

@@ -95,6 +95,7 @@ class ChatCompletion(ChoicesResponse):
             params=params,
             prompt_token_ids=prompt.token_ids,
             media=prompt.media,
+            chat_fields=prompt.chat_fields,
             thoughts=thoughts,
             shown_token_ids=engine.inputs.special_ids_of(style.markers),
         )

@@ -139,12 +139,14 @@ class ChoicesResponse(EngineResponse):
         super().__init__(engine, model, request_id, submits)
         self._options, self._constraint_field = body.stream_options, constraint_field(body)
         self._has_token_ids = bool(body.return_token_ids)
+        self._has_cache_report = bool(body.include_cache_report)
         self._tier = {} if body.served_tier is None else {"service_tier": body.served_tier}
         self._last_event = b""
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
         with errors_about(self._constraint_field), super().run() as run:
+            run.includes_cache_report = self._has_cache_report
             yield run
 
     @abstractmethod

@@ -195,4 +195,5 @@ def _usage(run: Run) -> JsonObject:
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
+        **run.cache_report(),
     }

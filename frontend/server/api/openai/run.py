@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
 from .....ipc.codec import JsonObject, num_ids
 from .....ipc.errors import ErrorInfo, InternalError
+from .....ipc.messages.base import CacheReport
 from .....ipc.messages.client import Accepted, Delta, RequestMetrics
+from ....forms.cache_report import report_json
 from ...requests.client_session import Caller
 from ..continuation import Answer, Continuation
 
@@ -76,6 +78,8 @@ class Run:
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
         self.num_cached_tokens = self._continuation.num_cached  # prompt tokens that were found in the prefix cache
+        self.includes_cache_report = False
+        self._cache_reports: dict[int, CacheReport] = {}  # by the position of the prompt
         self.metrics = RequestMetrics()  # the newest
         self.num_completion_tokens = 0
         self._num_drafts = self._num_accepted_drafts = 0  # counted for ended answers
@@ -151,6 +155,8 @@ class Run:
             if update.finish_reason is not None and update.metrics is not None:
                 self._num_drafts += update.metrics.num_drafts
                 self._num_accepted_drafts += update.metrics.num_accepted_drafts
+            if update.cache_report is not None:
+                self._cache_reports.setdefault(position, update.cache_report)
             choice = position * self.num_answers + update.index
             if update.num_cached_tokens > self._num_cached[position]:
                 self._count_cached(position, update.num_cached_tokens)
@@ -201,4 +207,12 @@ class Run:
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": prompt,
             "completion_tokens_details": completion,
+            **self.cache_report(),
         }
+
+    def cache_report(self) -> JsonObject:
+        """Return the field of the usage with the cache report; {} if it was not asked for."""
+        if not self.includes_cache_report:
+            return {}
+        reports = self._cache_reports.values()
+        return {"cache_report": report_json(reports, self.num_prompt_tokens, self.num_cached_tokens)}

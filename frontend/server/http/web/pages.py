@@ -20,6 +20,7 @@ from .....ipc.spec.config.engine_spec import EngineSpec
 from .....ipc.version import tokenloom_version
 from ....forms.openai.errors import HttpError, encode_json, json_response
 from ...api.openai.local_engine import LocalEngine
+from ...metrics.registry import Counter
 from ...metrics.shared_counts import MAX_SHOWN
 from ...requests.engine_metrics import SECONDS
 from ...requests.frontend import Frontend
@@ -106,6 +107,7 @@ class PageEndpoints:
             "speculation": None if metrics.speculation is None else metrics.speculation.summary(),
             "state_folder": None if metrics.state is None else metrics.state.summary(),
             "phases": self._frontend.start_phases,
+            "missed_tokens": _by_label(metrics.core.cache_misses) | _by_label(joined(metrics.answers.changed)),
             "totals": {
                 "generation_tokens": joined(metrics.generation_tokens).sum,
                 "prompt_tokens": joined(metrics.prompt_tokens).sum,
@@ -133,6 +135,11 @@ class PageEndpoints:
             raise HttpError(404, f"no answer {body.key!r:.100} is open", param="key")
         self._engine.wake()
         return json_response({"key": body.key, "aborted": 1})
+
+
+def _by_label(counter: Counter) -> JsonObject:
+    """Return the counts that are not 0, by their only label."""
+    return {label: count for (label,), count in counter.totals.items() if count}
 
 
 def _page(
