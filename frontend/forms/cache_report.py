@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ...ipc.codec import JsonObject
-from ...ipc.messages.base import CacheReport, DifferenceKind, MissReason, PromptDifference
+from ...ipc.messages.base import CacheMisses, CacheReport, DifferenceKind, MissReason, PromptDifference
 
 MAX_SENTENCES = 8
 
@@ -44,13 +44,14 @@ def report_json(reports: Iterable[CacheReport], num_prompt: int, num_cached: int
     missed, sentences = Counter[str](), list[str]()
     fields: JsonObject = {}
     for report in reports:
-        for reason, count in report.misses.num_tokens.items():
+        misses = report.misses or CacheMisses()
+        for reason, count in misses.num_tokens.items():
             missed[reason] += count
-            sentences.append(f"{count} tokens {MISSES[reason].format(ago=_ago(report.misses.evicted_s))}")
-        if report.misses.evicted_s:
-            fields["evicted_seconds_ago"] = report.misses.evicted_s
-        if report.misses.memory_s:
-            fields["memory_seconds"] = report.misses.memory_s
+            sentences.append(f"{count} tokens {MISSES[reason].format(ago=_ago(misses.evicted_s))}")
+        if misses.evicted_s:
+            fields["evicted_seconds_ago"] = misses.evicted_s
+        if misses.memory_s:
+            fields["memory_seconds"] = misses.memory_s
         if (found := report.difference) is not None:
             missed[found.kind] += found.num_tokens
             fields["first_difference"] = {"kind": found.kind, "field": found.field, "token": found.token}

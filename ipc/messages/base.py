@@ -167,7 +167,7 @@ class PromptDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why tokens of a prompt were computed although they had been computed before."""
 
-    misses: CacheMisses = CacheMisses()
+    misses: CacheMisses | None = None
     difference: PromptDifference | None = None
 
 

@@ -84,6 +84,26 @@ def test_prefixes_are_shared_only_within_a_cache_salt(http: httpx2.Client) -> No
     assert cached[0] == 0 and cached[1] > 0 and cached[2] == 0
 
 
+def test_a_cache_report_names_the_field_that_kept_a_prompt_from_the_cache(http: httpx2.Client) -> None:
+    def report(path: str, time: str) -> Answer:
+        system = f"It is {time}. " + "Look at the map before you answer. " * 8
+        turns = [{"role": "user", "content": "Where is the old bridge of Mostar?"}]
+        given: Answer = {"instructions": system, "input": turns} if path == RESPONSE else {"messages": turns}
+        if path == "/v1/messages":
+            given |= {"system": system, "max_tokens": 2}
+        elif path == CHAT:
+            given = {"messages": [{"role": "system", "content": system}, *turns], "max_tokens": 2}
+        found: Answer = ask(http, path, given | {"include_cache_report": True})["usage"]["cache_report"]
+        return found
+
+    assert report(CHAT, "12:01:07")["missed_tokens"] == report(CHAT, "12:01:07")["missed_tokens"] == {}
+    for path, time in ((CHAT, "12:02:33"), ("/v1/messages", "12:03:44"), (RESPONSE, "12:04:55")):
+        found = report(path, time)
+        assert found["missed_tokens"].keys() == {"time"} and found["missed_tokens"]["time"] > 40
+        assert found["first_difference"]["field"] == "messages[0].content"
+        assert "a time, a number or an id changed" in found["explanation"][0]
+
+
 @pytest.mark.parametrize("path, body", [(CHAT, QUESTION), (COMPLETION, FRANCE)])
 @pytest.mark.parametrize("has_usage", [False, True])
 def test_every_chunk_has_usage_if_continuous_usage_is_requested(

@@ -129,7 +129,9 @@ class RequestState:
         if answer.index == 0 and self.difference is not None and num_left:
             found = self.difference
             found = msgspec.structs.replace(found, num_tokens=min(found.num_tokens, num_left))
-        return CacheReport(misses=answer.misses, difference=found) if found or num_missed else None
+        if found is None and not num_missed:
+            return None
+        return CacheReport(misses=answer.misses if num_missed else None, difference=found)
 
     def close(self) -> None:
         """Stop reading the request, and release adapter and media. Drop the references to the answers: they refer to

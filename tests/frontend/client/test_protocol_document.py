@@ -13,9 +13,20 @@ from msgspec import inspect
 from tokenloom.ipc.codec import Decoder, encode_ids
 from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
 from tokenloom.ipc.messages.adapter import AdapterInfo
-from tokenloom.ipc.messages.base import LEASE_S, PING_INTERVAL_S, PROTOCOL_VERSION, BulkArray, FinishReason, Hello
+from tokenloom.ipc.messages.base import (
+    LEASE_S,
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    BulkArray,
+    CacheMisses,
+    CacheReport,
+    FinishReason,
+    Hello,
+    PromptDifference,
+)
 from tokenloom.ipc.messages.client import (
     CREDIT_WINDOW,
+    ChatField,
     ChatForm,
     ChatMessage,
     Child,
@@ -46,6 +57,7 @@ STRUCTS: dict[str, Any] = {
     "media_part": MediaPart,
     "medium": Medium,
     "chat_form": ChatForm,
+    "chat_field": ChatField,
     "thought_texts": ThoughtTexts,
     "speech_model": SpeechModel,
     "child": Child,
@@ -56,6 +68,9 @@ STRUCTS: dict[str, Any] = {
     "adapter_info": AdapterInfo,
     "bulk_array": BulkArray,
     "delta": Delta,
+    "cache_report": CacheReport,
+    "cache_misses": CacheMisses,
+    "prompt_difference": PromptDifference,
     "logprobs": Logprobs,
     "metrics": RequestMetrics,
     "error": ErrorInfo,
