@@ -84,7 +84,7 @@ class Replayed(NamedTuple):
 
 
 class ModellessCore:
-    """A core whose worker computes nothing. `missed` and `cached` are by the request's key."""
+    """A core with a worker that computes nothing. `missed` and `cached` are by the request's key."""
 
     def __init__(self, num_blocks: int, num_open: int) -> None:
         config = EngineConfig(

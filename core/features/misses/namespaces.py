@@ -1,7 +1,7 @@
 """Namespaces: the roots of block keys under which the requests of one tenant were computed lately.
 
 The same tokens have other keys with another adapter, other weights or another salt. A tenant is an API key, or a salt;
-requests of different tenants are never compared, since that would tell one of them what the other has sent.
+requests of different tenants are never compared, since that would reveal the prompts of one to the other.
 """
 
 from __future__ import annotations

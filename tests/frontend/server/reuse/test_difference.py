@@ -31,7 +31,7 @@ NUM_TURNS = 43
 
 
 class Agent:
-    """A conversation with a core and a frontend's memory of prompts, whose turns a test may disturb."""
+    """A conversation with a core and a frontend's memory of prompts; a test may disturb its turns."""
 
     def __init__(self) -> None:
         self.core = ModellessCore(2500, num_open=4)
@@ -46,7 +46,7 @@ class Agent:
         self.num = 0
 
     def ask(self) -> tuple[dict[str, int], PromptDifference | None, int]:
-        """Send the conversation; return what the core missed, the difference, and how many tokens were found."""
+        """Send the conversation; return the misses of the core, the difference, and the number of tokens found."""
         form = ChatForm(variables={"tools": self.tools})
         text = self.template.render(self.turns, form, 0.0)
         prompt = self.tokenizer.encode(text, add_special_tokens=False)
