@@ -26,6 +26,7 @@ COMMANDS = {  # description by name
     "ls": "list the models on this machine",
     "show": "show what a model is, and if it fits",
     "form": "show how a model writes thoughts and calls",
+    "explain": "show where the prompts of two bodies part",
     "rm": "remove a fetched model",
     "launch": "run Claude Code or Codex with the engine",
     "ps": "list the engines that run",

@@ -23,6 +23,7 @@ from ...forms.answer_forms.named import named_form
 from ..helpers.intake import IntakeHelper, IntakePool, TemplateTooSlow, ask_intake
 from ..helpers.pool import WAIT_S
 from ..helpers.task import in_event_loop, reply_of
+from ..reuse.template_check import unstable_line
 from ..text.chat_template import ChatTemplate
 from .choose import AUTO, Choice, unknown
 from .form_cache import FormCache
@@ -53,7 +54,7 @@ class HeldForms:
         self._intake = intake
         self._cache = FormCache()
         self._on_known = on_known
-        self._has_template = template is not None
+        self._template = template
         self._maker = TemplateChoice(template or ChatTemplate("", {}), spec.config, Path(spec.tokenizer_folder))
         self._tasks = OrderedDict[str | None, asyncio.Task[Choice]]()
         self.of_model: Choice | None = None  # the model's choice, once it is known
@@ -82,7 +83,7 @@ class HeldForms:
         `choice`."""
         if template is None and self.of_model is not None:
             return self.of_model
-        if template is None and not self._has_template:
+        if template is None and self._template is None:
             return self._known(Choice(form=self._named(), origin="named"))
         source = self._maker.of_model
         is_of_model = template is None
@@ -97,8 +98,8 @@ class HeldForms:
             return choice
         for line in filter(None, (form_line(choice), history_line(choice))):
             logger.info("%s", line)
-        warning = difference_line(choice)
-        if warning:
+        unstable = "" if self._template is None else unstable_line(self._template)
+        for warning in filter(None, (difference_line(choice), unstable)):
             logger.warning("%s", warning)
         return self._known(choice)
 

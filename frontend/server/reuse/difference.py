@@ -25,11 +25,11 @@ def difference(earlier: SeenPrompt, later: SeenPrompt) -> PromptDifference | Non
     moved = moved_tokens(earlier.token_ids, prompt, first)
     if not moved.num_tokens:
         return None
-    kind, field = _place(earlier, later, first, is_cut=moved.is_cut)
+    kind, field = place_of(earlier, later, first, is_cut=moved.is_cut)
     return PromptDifference(kind=kind, field=field, token=first, num_tokens=moved.num_tokens)
 
 
-def _place(earlier: SeenPrompt, later: SeenPrompt, first: int, *, is_cut: bool) -> tuple[DifferenceKind, str]:
+def place_of(earlier: SeenPrompt, later: SeenPrompt, first: int, *, is_cut: bool) -> tuple[DifferenceKind, str]:
     """Return the kind of the difference at token `first`, and the field of the request in which it lies."""
     if not later.fields:
         return "text", "prompt"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tokenloom.frontend.checkpoint.resolve import DEMO_FOLDER
 from tokenloom.frontend.forms.cache_report import DIFFERENCES, MISSES, report_json
+from tokenloom.frontend.launch import main
 from tokenloom.frontend.server.reuse.difference import difference
 from tokenloom.frontend.server.reuse.moved_tokens import LEAST, moved_tokens, num_common
 from tokenloom.frontend.server.reuse.seen_prompts import SeenPrompts
+from tokenloom.frontend.server.reuse.template_check import unstable_line
 from tokenloom.frontend.server.text.chat_template import ChatTemplate
 from tokenloom.frontend.server.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -141,3 +145,36 @@ def test_a_report_adds_up_and_has_a_sentence_for_each_reason() -> None:
         changed = PromptDifference(kind=kind, field="tools[0]", token=3, num_tokens=40)
         found = report_json([CacheReport(difference=changed)], 100, 48)
         assert found["missed_tokens"] == {kind: 40} and "tools[0] at token 3" in str(found["explanation"])
+
+
+@pytest.mark.parametrize(
+    ("written", "often"),
+    [
+        ("{{ strftime_now('%H:%M') }}", "with the time of day, from character 7 of"),
+        ("{{ strftime_now('%d %b %Y') }}", "from day to day, from character 4 of"),
+        ("{{ date_string }}", ""),
+        ("{{ raise_exception('no') }}", ""),
+    ],
+)
+def test_a_template_that_renders_equal_chats_differently_is_said_at_the_start(written: str, often: str) -> None:
+    line = unstable_line(ChatTemplate("<s>" + written + TEMPLATE, {}))
+    assert (often in line) if often else not line
+
+
+def test_explain_shows_where_two_bodies_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def body(name: str, **fields: object) -> str:
+        path = tmp_path / name
+        path.write_text(json.dumps(fields))
+        return str(path)
+
+    turns = [{"role": "user", "content": "Where is Rome?"}]
+    first, later = (f"It is {time}. {RULES}" for time in ("12:01:07", "12:02:33"))
+    one = body("one", model="demo", messages=[{"role": "system", "content": first}, *turns])
+    assert main(["explain", one, body("two", system=later, messages=turns, max_tokens=3)]) == 3
+    output = capsys.readouterr().out
+    assert "in messages[0].content (time)" in output and "2:33. Rule 0" in output
+    assert main(["explain", one, body("three", input=turns, instructions=first)]) == 0
+    assert "one prompt continues the other" in capsys.readouterr().out
+    assert main(["explain", "--model", "demo", body("four", prompt="A b"), body("five", prompt="A c")]) == 3
+    assert main(["explain", one]) == 2
+    assert "1 bodies are given" in capsys.readouterr().err
