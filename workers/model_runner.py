@@ -282,8 +282,8 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs, has_spans: bool) -> tuple[Tensor, Tensor]:
         """Return (hidden, logits) as `compute` does. A decode step without drafts and prompt spans runs by CUDA graph
-        if the device runner has graphs; its hidden is empty."""
-        if self._device_runner is not None and not has_spans and inputs.drafts is None:
+        if the device runner has graphs and no feature needs states; its hidden is empty."""
+        if self._device_runner is not None and not (has_spans or inputs.needs_states) and inputs.drafts is None:
             sampling = self._batch.sampling_metadata(inputs.sampled_rows).sampling
             logits = self._device_runner.decode_logits(inputs, sampling)
             if logits is not None:

@@ -51,6 +51,7 @@ class StepInputs(NamedTuple):
     has_drafts: I32 | None = None  # [n] not 0 for a known token with drafts; None: no row has any
     states: StateInputs | None = None  # None: no layer keeps a state
     aux: AuxStates | None = None  # states of the residual stream that are kept; None: none
+    needs_states: bool = False  # hidden states of the step are read, so that it cannot run as a graph
     head_states: Tensor | None = None  # [T, hidden_size] of the model, for a draft head that computes the step
     decoder: StepInputs | None = None  # the part that passes through the layers, if rows begin with clips; None: all
 

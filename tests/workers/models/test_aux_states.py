@@ -21,11 +21,11 @@ from tokenloom.tests.workers.state_tables import StateTables
 from tokenloom.workers.step.model_step import StepContext
 
 # Norms before layers, behind outputs, of sums; parallel parts; scaled outputs; layers that keep a state.
-FAMILIES = ["llama", "gemma2", "olmo2", "cohere", "granite", "qwen3_5"]
+FAMILIES = ["gemma2", *some(["llama", "olmo2", "cohere", "granite", "qwen3_5"], 2)]
 NUM_TOKENS = 37
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, 3))
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ops", [None, ReferenceOps()], ids=["kernels", "torch"])
 def test_kept_states_are_the_inputs_of_the_layers(family: str, ops: Ops | None, tmp_path: Path) -> None:
     if family == "qwen3_5":

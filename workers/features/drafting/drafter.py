@@ -79,17 +79,19 @@ class Drafter(RunnerFeature):
         num_rows = len(self._columns.block_tables)
         self._block_size = caches[0].shape[4]
         self._blocks = DraftBlocks(len(caches[0]), num_rows, self._block_size, num_groups)
+        self._is_asked = False  # whether the step wants drafts
         # By row: position of the first draft that was made last, and the drafts with keys and values.
         self._guessed: dict[int, tuple[int, list[int]]] = {}
 
     def update(self, step: SchedulerOutput) -> None:
+        self._is_asked = bool(step.draft_limits)
         for row in self._blocks.update(step):
             self._guessed.pop(row, None)
             if self._states is not None:
                 self._states.forget(row)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        return inputs if self._states is None else self._states.prepare(inputs)
+        return inputs if self._states is None else self._states.prepare(inputs, is_asked=self._is_asked)
 
     def read_hidden(self, hidden: Tensor, inputs: StepInputs, begun: BegunStep) -> None:
         if self._states is not None:

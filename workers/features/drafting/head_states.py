@@ -44,13 +44,15 @@ class HeadStates:
         self._rows: I32 = np.zeros(num_kept, np.int32)  # by place: row and position of the token there
         self._positions: I64 = np.zeros(num_kept, np.int64)
 
-    def prepare(self, inputs: StepInputs) -> StepInputs:
+    def prepare(self, inputs: StepInputs, *, is_asked: bool) -> StepInputs:
         """Return the step's inputs with room for the states that it keeps. Its tokens lose those that they had: of
-        drafts at their places, which were wrong."""
+        drafts at their places, which were wrong. is_asked: drafts are wanted, so that the step must keep states; others
+        keep them unless they run as a graph."""
         self._places[_rows_of(inputs), inputs.positions] = 0
         if not self._depths:
-            return inputs
-        return inputs._replace(aux=AuxStates(self._depths, self._ring.new_empty((len(inputs.token_ids), self._size))))
+            return inputs._replace(needs_states=is_asked)
+        aux = AuxStates(self._depths, self._ring.new_empty((len(inputs.token_ids), self._size)))
+        return inputs._replace(aux=aux, needs_states=is_asked)
 
     def keep(self, inputs: StepInputs, hidden: Tensor) -> None:
         """Put the states of a step's tokens into the ring. hidden: those behind the final norm; [0, …] if the step ran
