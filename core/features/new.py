@@ -20,6 +20,7 @@ from .grammar.prover import GrammarProver
 from .media.row_media import RowMedia
 from .misses.miss_finder import MissFinder
 from .pause import Pause
+from .pins import Pins
 from .speculation.lookup import lookup_of
 from .texts import Texts
 from .tiers.offload import Offload
@@ -90,5 +91,5 @@ def new_features(
         prover = GrammarProver(around.grammar_prover, spec.config.grammar_timeout_s, clock)
     can_void = not spec.model.has_state and spec.model.state is None and spec.model.cross is None
     grammars = GrammarManager(around.grammar_helper, prover, clock, scheduler, engine, can_void=can_void)
-    scheduler.features.use([*in_order, grammars, drafting, scheduler.tenants])
+    scheduler.features.use([*in_order, grammars, drafting, Pins(scheduler, clock), scheduler.tenants])
     return Features(pause, isolation, offload, adapters, media, grammars)

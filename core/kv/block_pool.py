@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from .kept_last import KeptLast
 from .reuse_order import OldestFirst, SpareBlocks, UsefulBlocks
 
 NULL_BLOCK = 0
@@ -170,6 +171,16 @@ class BlockPool:
         for block in blocks:
             if self._free.pop(block, None) is not None:
                 self._demoted.append(block)
+
+    def keep(self, block: int) -> None:
+        """Let a cached block, whenever it is free, be reused after all others, until `release_kept`."""
+        if not isinstance(self._free, KeptLast):
+            self._free = KeptLast(self._free)
+        self._free.keep(block)
+
+    def release_kept(self, block: int) -> None:
+        if isinstance(self._free, KeptLast):
+            self._free.release(block)
 
     @property
     def has_empty(self) -> bool:

@@ -84,6 +84,9 @@ class Tenants(StepFeature):
                 self._free.append(tenant.index)
                 self._served[tenant.index] = 0.0
 
+    def weight(self, tenant: Tenant) -> float:
+        return float(self._weights[tenant.index])
+
     def part(self, tenant: Tenant) -> float:
         """Return the part of the engine that a tenant may claim, in (0, 1]: that of its weight among all with open
         requests."""

@@ -23,6 +23,7 @@ MAX_BAD_WORDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGITS_PROCESSORS = 8
 MAX_SALT_CHARACTERS = 1024
+RETENTION_S = {"in-memory": 0.0, "in_memory": 0.0, "5m": 300.0, "1h": 3600.0, "24h": 86400.0}  # of OpenAI, Anthropic
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_EXTRA_ARGS_BYTES = 1 << 16  # as JSON
 MAX_PATTERN_SIZE, MAX_PATTERNS = 256, 128  # limits of repetition_detection, which bound its work per token
@@ -119,6 +120,8 @@ class SamplingParams(
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
     queue_timeout_s: float | None = None  # > 0: the same if the request has not begun to run by then
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    prompt_cache_key: str | None = None  # requests with the same one go to the same replica
+    prompt_cache_retention: str | None = None  # a name in RETENTION_S: blocks of the prompt are kept so long
     skip_reading_prefix_cache: bool | None = None  # compute the prompt even if the prefix cache has it
     repetition_detection: RepetitionDetectionParams | None = None  # end an answer that repeats itself; or a dict
     extra_args: dict[str, object] | None = None  # JSON, for logits_processors that take it
@@ -162,6 +165,7 @@ class SamplingParams(
         salt = self.cache_salt
         if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT_CHARACTERS):
             raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters")
+        self._check_cache()
         self._check_strings()
         self._check_token_ids()
         if self.thinking_token_budget == -1:
@@ -185,6 +189,14 @@ class SamplingParams(
                 f"trace_decode_token_ids requires n=1, got {self.n}, and is not supported with structured outputs: it "
                 "is the one answer that is made"
             )
+
+    def _check_cache(self) -> None:
+        if self.prompt_cache_retention not in (None, *RETENTION_S):
+            names, given = ", ".join(RETENTION_S), self.prompt_cache_retention
+            raise RequestError(f"prompt_cache_retention must be one of {names}, got {given!r:.80}")
+        key = self.prompt_cache_key
+        if key is not None and not (isinstance(key, str) and len(key) <= MAX_SALT_CHARACTERS):
+            raise RequestError(f"prompt_cache_key must be a string of at most {MAX_SALT_CHARACTERS} characters")
 
     def _check_strings(self) -> None:
         for name, strings, most in (

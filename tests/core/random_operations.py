@@ -74,6 +74,7 @@ class RandomOperations:
         stop = prompt_of(rng, rng.choice([0, 2, 30, 200]))
         outputs = expected_tokens(prompt, key, max_tokens, stop)[: rng.choice([0, 0, rng.randrange(40)])]
         more = {"priority": priority, "service_tier": tier, "tenant": tenant}
+        more["prompt_cache_retention"] = rng.choice([None, None, "5m", "24h"])
         self.harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, **more)
 
     def draw_prompt(self, longest: int) -> list[int]:

@@ -11,7 +11,7 @@ from ....ipc.params.sampling_params import MAX_STOP_STRINGS
 from ..field import means, ours, unused
 from ..openai.generation import Length, ResponseFormat, Scheduled, Text, items
 from ..openai.params import refuse_unserved
-from ..openai.parts import MessagePart, Sent, content_of, refuse_left_out
+from ..openai.parts import CacheControl, MessagePart, Sent, content_of, refuse_left_out
 from ..openai.schema import QUESTION, ChatRequest, Message, TokenizeRequest
 from ..openai.tools import Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 from .tool_use_ids import id_of_call
@@ -69,6 +69,7 @@ class MessageTool(Sent, frozen=True, kw_only=True):
     input_schema: Annotated[JsonObject, means("JSON schema of its arguments.")]
     description: Annotated[str | None, means("What the tool does, for the model to read.", "none")] = None
     type: Annotated[Literal["custom"] | None, means("A tool of the caller.", "custom")] = None
+    cache_control: Annotated[CacheControl | None, means("Keep the prompt cached.", "not kept")] = None
     strict: Annotated[
         bool | None, means("Calls satisfy the schema even if none is forced; forced ones always do.", False)
     ] = None
@@ -121,7 +122,9 @@ class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
     ] = None
     output_config: Annotated[OutputConfig | None, means("Form of the answer, and effort.", "free text")] = None
     output_format: Annotated[OutputFormat | None, means("The older place of output_config.format.", "free text")] = None
-    cache_control: Annotated[JsonObject | None, unused("Prefixes are always cached.")] = None
+    cache_control: Annotated[
+        CacheControl | None, means("Keep the prompt cached; it is cached in any case, while there is room.", "not kept")
+    ] = None
     context_management: Annotated[JsonObject | None, unused("Anthropic's clearing of old turns.")] = None
     speed: Annotated[str | None, unused("Anthropic's tier of speed.")] = None
     # beyond Anthropic
@@ -175,7 +178,17 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
         form = body.output_config.format or form
     if form is not None:
         fields["response_format"] = ResponseFormat(type="json_schema", json_schema={"schema": form.schema})
+    fields["prompt_cache_retention"] = retention_of(body)
     return ChatRequest(**fields, max_tokens=body.max_tokens, stop=body.stop_sequences)
+
+
+def retention_of(body: CountTokensRequest) -> str | None:
+    """Return the longest time for which a cache_control asks; None without one. A prompt is kept as a whole."""
+    turns = [turn.content for turn in body.messages]
+    blocks = [block for content in (body.system, *turns) if isinstance(content, list) for block in content]
+    controls = [each.cache_control for each in (body, *(body.tools or ()), *blocks)]
+    times = {control.ttl or "5m" for control in controls if control is not None}
+    return max(times, key=("5m", "1h").index, default=None)
 
 
 def schema_field(body: MessagesRequest) -> str:

@@ -80,6 +80,7 @@ def given_params(body: Scheduled, **more: object) -> SamplingParams:
     """Return SamplingParams from the body's fields of the same names; values in `more` replace them, None means the
     default. RequestError if a value is invalid."""
     given = {name: getattr(body, name, None) for name in SamplingParams.__struct_fields__}
+    given["prompt_cache_key"] = given["prompt_cache_key"] or getattr(body, "session_id", None)
     given |= {"service_tier": body.served_tier} | more
     return SamplingParams.from_optional(**{name: value for name, value in given.items() if value is not None})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -29,6 +29,13 @@ def refuse_left_out(kind: str, left_out: str) -> None:
     caller then removes such parts and decodes the body again."""
     if re.fullmatch(left_out, kind):
         raise ValueError(f"type {kind:.80} is not served: leave it out")
+
+
+class CacheControl(Sent, frozen=True, kw_only=True):
+    """Anthropic's mark of a part of the prompt that is to stay cached."""
+
+    type: Annotated[Literal["ephemeral"], means("Always ephemeral.")] = "ephemeral"
+    ttl: Annotated[Literal["5m", "1h"] | None, means("How long, from its last use on.", "5m")] = None
 
 
 class MediaUrl(Sent, frozen=True, kw_only=True):
@@ -78,6 +85,7 @@ class MessagePart(Sent, frozen=True, kw_only=True):
     file_id: Annotated[str | None, means("A file stored at OpenAI. Refused: this engine stores no files.")] = None
     title: Annotated[str | None, means("Title of a document.")] = None
     context: Annotated[str | None, means("What a document is about.")] = None
+    cache_control: Annotated[CacheControl | None, means("Anthropic's mark: keep the prompt cached.")] = None
 
 
 class MediumPart(MessagePart, frozen=True, kw_only=True):

@@ -63,9 +63,15 @@ class Conversation(Generation, frozen=True, kw_only=True):
     metadata: Annotated[dict[str, str] | None, unused("Notes of the caller on the request.")] = None
     store: Annotated[bool | None, unused("Chats are not stored; responses are.")] = None
     safety_identifier: Annotated[str | None, unused("The end user, for OpenAI's checks.")] = None
-    prompt_cache_key: Annotated[str | None, unused("Prefixes are always cached; see cache_salt.")] = None
-    prompt_cache_retention: Annotated[str | None, unused("Prefixes stay cached while there is room.")] = None
+    prompt_cache_key: Annotated[
+        str | None, means("Requests with the same key go to the same replica, as far as its load allows.", "by prefix")
+    ] = None
+    prompt_cache_retention: Annotated[
+        str | None,
+        means("With 24h (5m, 1h), the prompt stays cached so long before others, within limits.", "in-memory"),
+    ] = None
     # beyond OpenAI
+    session_id: Annotated[str | None, ours("As prompt_cache_key, if that is not given.", "none")] = None
     chat_template_kwargs: Annotated[
         JsonObject | None,
         ours("Variables for the chat template, such as enable_thinking false.", "those of the operator"),

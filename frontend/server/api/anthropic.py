@@ -13,7 +13,7 @@ from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta
 from ...forms.anthropic.blocks import BlockWriter, Event
 from ...forms.anthropic.errors import message_error
-from ...forms.anthropic.request_body import MessagesRequest, schema_field
+from ...forms.anthropic.request_body import MessagesRequest, retention_of, schema_field
 from ...forms.openai.errors import encode_json, stream_error
 from ...forms.openai.params import schema_errors_about
 from .continuation import current
@@ -29,7 +29,7 @@ class MessageCreation:
 
     def __init__(self, body: MessagesRequest, chat: ChatCompletion) -> None:
         self._max_tokens, self._chat = body.max_tokens, chat
-        self._schema_field = schema_field(body)
+        self._schema_field, self._retention = schema_field(body), retention_of(body)
         self._id = "msg_" + chat.id.partition("-")[2]
         self._writer = BlockWriter()
         self._end: JsonObject = {"stop_reason": None, "stop_sequence": None}
@@ -81,7 +81,7 @@ class MessageCreation:
                 last = read[-1][1]
                 yield events + [event for parts, _ in read for event in self._writer.write(parts)]
             closing = list(self._writer.close())
-            self._usage = _usage(run)
+            self._usage = _usage(run, self._retention)
             self._end = self._ending(last, run.num_completion_tokens)
         last_delta: JsonObject = {"delta": self._end, "usage": self._usage}
         self._closing = [*closing, ("message_delta", last_delta), ("message_stop", {})]
@@ -108,13 +108,16 @@ def _encoded(events: Iterable[Event]) -> bytes:
     return b"".join(event({"type": kind, **fields}, kind) for kind, fields in events)
 
 
-def _usage(run: Run) -> JsonObject:
-    """Return the usage. Prompt tokens are split into those read from the cache, those newly cached, and all others."""
+def _usage(run: Run, retention: str | None) -> JsonObject:
+    """Return the usage. Prompt tokens are split into those read from the cache, those newly cached, and all others.
+    retention: the time for which the request asks to keep them."""
     num_read, num_created = run.num_cached_tokens, run.num_cache_writes
+    times = {"5m": 0, "1h": 0} | {retention or "5m": num_created}
     return {
         "input_tokens": run.num_prompt_tokens - num_read - num_created,
         "cache_creation_input_tokens": num_created,
         "cache_read_input_tokens": num_read,
+        "cache_creation": {f"ephemeral_{time}_input_tokens": num_tokens for time, num_tokens in times.items()},
         "output_tokens": run.num_completion_tokens,
         "output_tokens_details": {"thinking_tokens": run.num_thought_tokens},
         **run.cache_report(),

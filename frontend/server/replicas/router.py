@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from .core_load import CoreLoad, OthersLoad, Rate
 from .prefix_index import MAX_ENTRIES, PrefixIndex
@@ -26,6 +27,7 @@ MAX_HOLDERS = 8  # candidates chosen for their prefixes
 NUM_CANDIDATES = 12  # number of candidates, including the random ones
 WASTE = 6.0  # fitted on one trace and checked on another: docs/operate/replicas.md
 TIE = 1.02  # a cost up to this multiple of the least counts as equal to it
+FAVOR = 3.0  # a cost of the favorite core up to this multiple of the least is accepted
 FIRST_RATE = 5000.0  # prompt tokens per second, before any is measured
 FORGET = 0.995  # weight of all earlier answers when one more has finished
 MIN_SHARE = 0.01  # least slowdown by each other answer, as a share of the decode time
@@ -104,10 +106,20 @@ class Router:
 
     # ── a request ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+    def favorite(self, name: str) -> int | None:
+        """Return the core for requests that name the same conversation: the same in each frontend, by a hash of name
+        and core, so that few change theirs when a core comes or goes. None if there is no core."""
+        return max(self._pickable, key=lambda core: blake2b(f"{core} {name}".encode()).digest(), default=None)
+
+    def pick(
+        self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1, favorite: int | None = None
+    ) -> int | None:
         """Return the best core for a prompt of `num_tokens` with these prefix keys; None if there is no core. without:
-        a core to avoid if there is another one; -1: none."""
+        a core to avoid if there is another one; -1: none. favorite: a core that is taken unless it costs more than
+        FAVOR times as much as the best."""
         candidates = self.index.longest(keys, self._oldest, MAX_HOLDERS)
+        if favorite is not None:
+            candidates.setdefault(favorite, self.index.depth(favorite, keys, self._oldest[favorite]))
         candidates.pop(without, None)
         for core in self._random_cores(candidates, without):
             candidates[core] = self.index.depth(core, keys, self._oldest[core])
@@ -120,6 +132,8 @@ class Router:
             costs[core] = seconds + WASTE * rest / fleet
         if not costs:
             return without if without in self._oldest else None
+        if favorite in costs and costs[favorite] <= FAVOR * min(costs.values()):
+            return favorite
         most = TIE * min(costs.values())
         best = [core for core, cost in costs.items() if cost <= most]
         return best[int(self._random.random() * len(best))] if len(best) > 1 else best[0]

@@ -178,7 +178,9 @@ class Cores:
 
     def _pick(self, message: EngineCoreRequest, router: Router) -> int:
         keys = _keys_of(message)
-        core = router.pick(keys, num_ids(message.prompt_token_ids), self._monotonic())
+        name = message.params.prompt_cache_key
+        favorite = router.favorite(name) if name else None
+        core = router.pick(keys, num_ids(message.prompt_token_ids), self._monotonic(), favorite=favorite)
         if core is None:
             return NOWHERE
         self._note_sent(message, core, keys, router)

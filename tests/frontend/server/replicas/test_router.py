@@ -279,3 +279,25 @@ def test_a_core_that_has_got_enough_is_passed_over_and_a_successor_starts_anew()
     assert pacer.pick([], 1, 1, 5.0) is None and pacer.end() == 5.0 + WINDOW_S
     pacer.forget(1)
     assert pacer.pick([], 1, 1, 5.0) == 1
+
+
+def test_requests_that_name_a_conversation_go_to_one_core_in_each_frontend_unless_it_costs_much_more() -> None:
+    one, other = Router(seed=1), Router(seed=2)
+    for router in (one, other):
+        for core in range(4):
+            router.add(core)
+    favorites = {name: one.favorite(name) for name in map(str, range(200))}
+    assert favorites == {name: other.favorite(name) for name in favorites}
+    assert all(count >= 25 for count in Counter(favorites.values()).values())
+    for favorite in favorites.values():
+        assert one.pick([], 1000, 0.0, favorite=favorite) == favorite == other.pick([], 1000, 0.0, favorite=favorite)
+    lost = favorites["0"]
+    assert lost is not None
+    one.lose(lost)
+    moved = {name for name in favorites if one.favorite(name) != favorites[name]}
+    assert moved == {name for name, favorite in favorites.items() if favorite == lost}, "others keep their core"
+    busy = favorites["1"] if favorites["1"] != lost else next(each for each in favorites.values() if each != lost)
+    assert busy is not None
+    for request_id in range(50):
+        one.on_sent(request_id, busy, [], 5000, 0.0)
+    assert one.pick([], 100, 0.0, favorite=busy) != busy
