@@ -58,7 +58,8 @@ class LostBlocks:
             if self._heads[place : place + HEAD_BYTES] != _NO_HEAD:
                 self.forgets_before = max(self.forgets_before, self._times[entry])
             self._heads[place : place + HEAD_BYTES] = head
-        self._causes[entry], self._times[entry] = CAUSES.index(cause), self.clock()
+        self._causes[entry] = CAUSES.index(cause)
+        self._times[entry] = self.clock()
         self._marks[entry] = self._mark()
 
     def find(self, key: bytes) -> Loss | None:

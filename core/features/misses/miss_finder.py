@@ -42,12 +42,17 @@ class MissFinder(StepFeature):
         kv_cache.pool.add_loss_observer(self._lost)
         self._has_state = any(group.is_state for group in kv_cache.groups)
         self._namespaces = Namespaces()
+        self._marked: Request | None = None
+        self._mark_of_it = 0
         self._walks: dict[Request, MissWalk] = {}  # in the order of admission, until the prompt is computed
         self.num_missed = Counter[MissReason]()  # tokens
 
     def _mark(self) -> int:
         filling = self._kv_cache.filling
-        return 0 if filling is None else mark_of(tenant_of(filling))
+        if filling is not self._marked:
+            self._marked = filling
+            self._mark_of_it = 0 if filling is None else mark_of(tenant_of(filling))
+        return self._mark_of_it
 
     def admit(self, request: Request, num_computed: int) -> None:
         if request.has_misses_known or request.num_output_tokens or request.cache_root is not None:
@@ -73,16 +78,16 @@ class MissFinder(StepFeature):
         if not self._walks:
             return
         key, size = self._kv_cache.key, self._kv_cache.block_size
-        keys_in_step = set[bytes]()
+        in_step: dict[bytes, list[Request]] = {}
         for walk in [*self._walks.values()]:
             request = walk.request
             if count := int(step.counts[request.row]):
                 first = int(self._rows.num_scheduled[request.row])
                 num_tokens = min(first + count, request.num_prompt_tokens)
                 end = num_tokens // size
-                walk.advance(end, keys_in_step)
-                if len(self._walks) > 1:
-                    keys_in_step.update(key(request, i) for i in range(first // size, end))
+                walk.advance(end, in_step)
+                if first // size < end and len(self._walks) > 1:
+                    in_step.setdefault(key(request, first // size), []).append(request)
                 if num_tokens == request.num_prompt_tokens:
                     self._close(walk)
 

@@ -10,7 +10,7 @@ computed that would not be computed anyway. The walk ends at the first block tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Mapping, Sequence
 
 from ....ipc.messages.base import CacheMisses, MissReason
 from ...kv.block_hash import block_key, block_keys
@@ -37,6 +37,7 @@ class MissWalk:
         self.request = request
         self.num_blocks = (request.num_prompt_tokens - 1) // kv_cache.block_size  # the last token is always computed
         self.is_open = True
+        self._twins: Sequence[Request] = ()  # requests before it that compute the same blocks now
         self._kv_cache, self._lost, self._namespaces = kv_cache, lost, namespaces
         self._index, self._num_readable = index, num_readable
         self._size = kv_cache.block_size
@@ -52,12 +53,12 @@ class MissWalk:
             self._num_by_reason[reason] += (end - self._index) * self._size
             self._index, self._reason = end, reason
 
-    def advance(self, end: int, keys_in_step: Container[bytes]) -> None:
-        """Explain the blocks up to `end`, which a step is going to compute, or end the walk at a new block.
-        keys_in_step: of the blocks that requests admitted earlier compute in the same step."""
+    def advance(self, end: int, in_step: Mapping[bytes, Sequence[Request]]) -> None:
+        """Explain the blocks up to `end`, which a step is going to compute, or end the walk at a new block. in_step:
+        requests admitted earlier that are in the same step, by the key of the first block that each computes in it."""
         end = min(end, self.num_blocks)
         while self.is_open and self._index < end:
-            reason = self._reason_of_next(keys_in_step)
+            reason = self._reason_of_next(in_step)
             if reason is None:
                 self.is_open = False
             else:
@@ -65,12 +66,13 @@ class MissWalk:
         if self._index >= self.num_blocks:
             self.is_open = False
 
-    def _reason_of_next(self, keys_in_step: Container[bytes]) -> MissReason | None:
+    def _reason_of_next(self, in_step: Mapping[bytes, Sequence[Request]]) -> MissReason | None:
         """Return why the next block was not found; None if it is new."""
         if self._other is not None:
             return self._reason_elsewhere(self._other)
         key = self._kv_cache.key(self.request, self._index)
-        if key in keys_in_step:
+        self._twins = in_step.get(key, self._twins)
+        if self._twins and any(map(self._is_computed_by, self._twins)):
             return "concurrent"
         if self._kv_cache.has(0, key):
             if self._index >= self._num_readable:
@@ -84,6 +86,12 @@ class MissWalk:
         self._evicted_s = self._evicted_s or max(self._admitted_at - loss.at, 1e-6)
         is_own = loss.mark == mark_of(tenant_of(self.request))
         return "evicted" if is_own else "evicted_by_others"
+
+    def _is_computed_by(self, twin: Request) -> bool:
+        """Return whether another request, which has begun with the same blocks, has the next block, too."""
+        index = self._index
+        is_known = index < len(twin.block_keys) or (twin.row >= 0 and index < twin.num_prompt_tokens // self._size)
+        return is_known and self._kv_cache.key(twin, index) == self.request.block_keys[index]
 
     def _tokens(self, start: int, end: int) -> bytes:
         return self.request.tokens[start * self._size : end * self._size].tobytes()
