@@ -12,6 +12,7 @@ class Tenant:
 
     name: str = ""  # of the key; empty: no key
     index: int = 0  # in the columns of Tenants
+    kv_share: float = 1.0  # largest part of the pool that its running requests are to hold while others are open
     num_open: int = 0  # requests that wait or run
     num_waiting: int = 0
     num_waiting_tokens: int = 0

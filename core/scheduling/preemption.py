@@ -115,7 +115,8 @@ class Preemption:
         ]
         if self._tenants.are_several:
             held, most = self._held_by_tenant(_num_blocks), self._kv_cache.num_usable_blocks
-            above = {tenant for tenant, num in held.items() if num > self._tenants.part(tenant) * most}
+            part = self._tenants.part
+            above = {each for each, num in held.items() if num > min(part(each), each.kv_share) * most}
             behind = [other for other in behind if other.tenant in above] or behind
         return min(behind, key=self._cost, default=None)
 

@@ -59,7 +59,7 @@ class Scheduler:
         has_states = kv_cache.sizes.state_group is not None
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size, have_states=has_states)
         self.prefill_throttle = PrefillThrottle()
-        self.tenants = Tenants(self.rows, self.prefill_throttle)
+        self.tenants = Tenants(self.rows, self.prefill_throttle, kv_cache.num_usable_blocks)
         self.waiting = WaitingQueue(self.tenants)
         self.ledger = StepLedger()
         self._preemption = Preemption(self.rows, kv_cache, self.tenants, is_by_priority=preempts_for_waiting)

@@ -38,8 +38,11 @@ MAX_KEPT = 64  # keys without open requests that are kept
 class Tenants(StepFeature):
     """Owner of the tenants and of the tokens that each was served. Reads the rows and the throttle."""
 
-    def __init__(self, rows: Rows, throttle: PrefillThrottle, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds."""
+    def __init__(
+        self, rows: Rows, throttle: PrefillThrottle, num_blocks: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """num_blocks: of the KV pool. clock: seconds."""
+        self._num_blocks = num_blocks
         self._clock = clock
         self._rows, self._throttle = rows, throttle
         self._by_name = {"": Tenant()}
@@ -64,7 +67,7 @@ class Tenants(StepFeature):
         if tenant is None:
             self._forget_some()
             tenant = self._by_name[ref.name] = Tenant(ref.name, index=self._new_index())
-        self._weights[tenant.index] = ref.weight
+        self._weights[tenant.index], tenant.kv_share = ref.weight, ref.kv_share
         return tenant
 
     def _new_index(self) -> int:
@@ -93,6 +96,14 @@ class Tenants(StepFeature):
         weight = self._weights[tenant.index]
         others = self._weights[self._is_open].sum() - weight * self._is_open[tenant.index]
         return float(weight / (weight + others))
+
+    def is_full(self, tenant: Tenant) -> bool:
+        """Return whether no further request of a tenant is to run for now: others have open requests, and those of the
+        tenant that run hold its share of the pool. A tenant without running requests is never full."""
+        if tenant.kv_share >= 1 or not self.are_several:
+            return False
+        held = [request.num_blocks for request in self._rows.requests() if request.tenant is tenant]
+        return bool(held) and sum(held) >= tenant.kv_share * self._num_blocks
 
     # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -98,10 +98,13 @@ class WaitingQueue:
             self._push(request)
 
     def pop(self) -> Request | None:
-        """Remove and return the first request in order that has no WaitReason, or None. Of those that are the first of
+        """Remove and return the first request in order that has no WaitReason, or None; requests of tenants that are
+        full are passed over. Of those that are the first of
         their tenants, and of the first one's class and priority, it is that of the tenant that was served least."""
         while self._heaps:
             heap = self._next_heap()
+            if heap is None:
+                return None
             _, _, request = heapq.heappop(heap)
             self._num_queued -= 1
             if not heap:
@@ -112,10 +115,10 @@ class WaitingQueue:
             self._num_left -= 1
         return None
 
-    def _next_heap(self) -> list[tuple[float, int, Request]]:
-        heaps = [*self._heaps.values()]
-        if len(heaps) == 1:
-            return heaps[0]
+    def _next_heap(self) -> list[tuple[float, int, Request]] | None:
+        heaps = [heap for tenant, heap in self._heaps.items() if not self._tenants.is_full(tenant)]
+        if len(heaps) <= 1:
+            return heaps[0] if heaps else None
         level = min(heap[0] for heap in heaps)[2].level
         return min(
             (heap for heap in heaps if heap[0][2].level == level),

@@ -126,6 +126,7 @@ class TenantRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     weight: float = 1.0  # above 0: its part of the engine is in proportion to it
+    kv_share: float = 1.0  # largest part of the KV pool that its running requests hold while others are open
 
 
 class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):

@@ -36,6 +36,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     secret: str
     name: str = ""
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0  # its part of the engine is in proportion to it
+    kv_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # largest part of the KV pool, while others ask
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=0)] = 0  # of prompts and answers; 0: no limit
     open_requests: Annotated[int, msgspec.Meta(ge=0)] = 0  # at a time; 0: no limit
     adapters: list[str] | None = None  # that it may use; None: all

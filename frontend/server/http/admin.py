@@ -169,7 +169,7 @@ class AdminEndpoints:
         own, found = current().api_key, self._frontend.key_metrics
         usages = {} if found is None else found.usages()
         keys = [key for key in self._frontend.keys.named if own is None or own.name in ("", key.name)]
-        limits = ("weight", "tokens_per_minute", "open_requests", "adapters")
+        limits = ("weight", "kv_share", "tokens_per_minute", "open_requests", "adapters")
         data = [
             {"name": key.name, **usages[key.name]._asdict(), "limits": {name: getattr(key, name) for name in limits}}
             for key in keys

@@ -25,8 +25,8 @@ from ...forms.openai.errors import HttpError, json_response
 from ...forms.queries import prefetch_query, sleep_query, wake_up_query
 from ...listening.web_pages import WebPages
 from ..adapters.manager import NotFound
-from ..api.continuation import current
 from ..api.openai.local_engine import LocalEngine
+from ..api.operator_only import check_operator
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 from .middleware import LOCAL
@@ -232,9 +232,7 @@ class ControlEndpoints:
 
         HttpMiddleware checks the key if one is set, and has already refused most pages; pages of --cors-origins, which
         it lets pass, are refused here."""
-        key = current().api_key
-        if key is not None and key.name:
-            raise HttpError(403, f"key {key.name} may not control the engine: send one of --api-key, which has no name")
+        check_operator()
         if self._has_key:
             return
         if self._own_pages.origin_fault(dict(request.scope["headers"])):

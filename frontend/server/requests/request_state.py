@@ -98,6 +98,13 @@ class RequestState:
         return max((answer.num_losses for answer in self.answers if answer.finish_reason is None), default=0)
 
     @property
+    def _tenant(self) -> TenantRef | None:
+        if self.use is None:
+            return None
+        key = self.use.key
+        return TenantRef(name=key.name, weight=key.weight, kv_share=key.kv_share)
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(len(answer.token_ids) for answer in self.answers)
 
@@ -167,7 +174,7 @@ class RequestState:
             num_losses=self.sent_losses,
             waited_s=max(now - self.processed.core.arrival_time, 0.0),
             caller=self.session.caller_of(self.request_id),
-            tenant=None if self.use is None else TenantRef(name=self.use.key.name, weight=self.use.key.weight),
+            tenant=self._tenant,
         )
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tokenloom.core.scheduling.tenants import MAX_KEPT
+from tokenloom.core.tenant import Tenant
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.core import TenantRef
 from tokenloom.tests.core.fake_worker import FakeWorker
@@ -208,3 +209,29 @@ def test_keys_without_requests_are_forgotten() -> None:
         harness.run()
     assert len(harness.core.scheduler.tenants._by_name) <= MAX_KEPT + 2
     harness.core.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("seed", seeds(4, 40))
+def test_a_key_waits_at_its_share_of_the_pool_while_others_ask_and_never_for_ever(seed: int) -> None:
+    rng = random.Random(seed)
+    refs = [None, *(TenantRef(name=name, kv_share=rng.choice([0.05, 0.2, 0.5])) for name in "ab")]
+    harness = QuickHarness(101, max_num_seqs=16, max_waiting_requests=1000)
+    rows, tenants = harness.core.scheduler.rows, harness.core.scheduler.tenants
+    for key in range(120):
+        harness.add(key, prompt_of(rng, rng.randrange(1, 60)), rng.randrange(1, 20), tenant=rng.choice(refs))
+    num_full = 0
+    while harness.core.num_requests:
+        before = {request: request.tenant for request in rows.requests()}
+        held = Counter[Tenant]()
+        for request in before:
+            held[request.tenant] += request.num_blocks
+        are_several = tenants.are_several
+        harness.core.step()
+        for request in rows.requests():
+            share = request.tenant.kv_share
+            if request not in before and are_several and request.tenant in before.values() and share < 1:
+                assert held[request.tenant] < share * 100, "it was full"
+        num_full += any(tenants.is_full(tenant) for tenant in held)
+        harness.answer()
+        harness.core.scheduler.check_invariants()
+    assert num_full and len(harness.finished) == 120

@@ -20,6 +20,7 @@ from .....ipc.spec.config.engine_spec import EngineSpec
 from .....ipc.version import tokenloom_version
 from ....forms.openai.errors import HttpError, encode_json, json_response
 from ...api.openai.local_engine import LocalEngine
+from ...api.operator_only import check_operator
 from ...metrics.registry import Counter
 from ...metrics.shared_counts import MAX_SHOWN
 from ...requests.engine_metrics import SECONDS
@@ -81,7 +82,9 @@ class PageEndpoints:
         return redirect
 
     async def data(self, request: Request) -> Response:
-        """Return the dashboard's data; with `?history`, also the samples of the last two minutes."""
+        """Return the dashboard's data, which are of all callers; with `?history`, also the samples of the last two
+        minutes."""
+        check_operator()
         health = self._frontend.health()
         metrics, others = self._frontend.metrics, self._frontend.shared.others
         joined = metrics.registry.joined
@@ -128,6 +131,7 @@ class PageEndpoints:
         return json_response(body, headers={"cache-control": "no-store"})
 
     async def abort_answer(self, request: Request) -> Response:
+        check_operator()
         body = (await self._engine.bodies.read(request, AbortAnswer)).body
         if not self._frontend.abort_answer(body.key):
             if (answer := await self._peers.ask_all(request, encode_json(body))) is not None:

@@ -109,7 +109,10 @@ async def test_tokens_of_a_minute_and_adapters_are_limited(served: KeyServed) ->
         assert (await served.post("/v1/completions", key, {**body, "model": "one"})).status_code == status
     listed = await served.http.get("/v1/models", headers={"authorization": "Bearer sk-bob"})
     assert [each["id"] for each in listed.json()["data"]] == ["sample"]
-    assert (await served.post("/pause", "sk-alice", {})).status_code == 403
+    for path in ("/pause", "/dashboard/abort"):
+        assert (await served.post(path, "sk-alice", {"key": "x"})).status_code == 403
+    of_alice = {"authorization": "Bearer sk-alice"}
+    assert (await served.http.get("/dashboard/data", headers=of_alice)).status_code == 403
     metrics = (await served.http.get("/metrics")).text
     assert 'tokenloom_key_prompt_tokens_total{engine="0",key="bob",model_name="sample"} 10.0' in metrics
     assert "sk-" not in metrics
