@@ -10,6 +10,7 @@ from tokenloom.core.features.misses.lost_blocks import WAYS, LostBlocks
 from tokenloom.core.features.misses.miss_finder import MissFinder
 from tokenloom.ipc.kv.pool_shape import PoolShape
 from tokenloom.ipc.messages.base import CacheMisses
+from tokenloom.ipc.messages.core import TenantRef
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
 from tokenloom.scripts.fleet.explain_misses import prompt_of as blocks_of
 from tokenloom.scripts.fleet.explain_misses import replay
@@ -71,6 +72,10 @@ def test_a_tenant_learns_that_others_evicted_its_blocks_and_nothing_of_their_pro
     assert misses_of(harness, 21, cache_salt="c") == {}
     harness.core.reset_prefix_cache()
     assert misses_of(harness, 22, cache_salt="d") == {}
+    one, other = TenantRef(name="one"), TenantRef(name="other")
+    assert misses_of(harness, 23, cache_salt="e", tenant=one) == {}
+    assert misses_of(harness, 24, cache_salt="f", tenant=other) == {}
+    assert misses_of(harness, 25, cache_salt="g", tenant=one) == {"salt": 40}, "a key with a name knows its own salts"
 
 
 def test_a_prompt_that_another_request_computes_now_is_concurrent() -> None:
