@@ -71,8 +71,8 @@ class Pins(StepFeature):
 
     def _keep_to_part(self, tenant: Tenant) -> None:
         most = self._most(tenant)
-        while len(pins := self._pins.get(tenant, {})) > most:
-            self._unpin(next(iter(pins)))
+        while tenant in self._pins and len(self._pins[tenant]) > most:
+            self._unpin(next(iter(self._pins[tenant])))
 
     def _unpin(self, key: bytes) -> None:
         tenant = self._tenant_by_key.pop(key, None)
