@@ -42,6 +42,7 @@ logger = logging.getLogger("tokenloom.frontend")
 
 RETRY_S = 2.0  # Retry-After of a gateway without an engine: the duration of a quick restart
 LOSSES_TO_FAIL = 3  # losses of cores or worker groups between two new tokens; as CRASHES_TO_FAIL in the core
+CHARGED_TOKENS = 16  # of an answer that are charged to its API key together; the rest is when the request closes
 MAX_REFUSALS = 1 << 17  # most unsent refusals of a client; a client with more is dropped
 
 
@@ -353,7 +354,7 @@ class RequestManager:
         for answer in result.answers:
             request = answer.request
             request.session.unsent[answer.key] = answer
-            if request.use is not None:
+            if request.use is not None and len(answer.token_ids) % CHARGED_TOKENS == 0:
                 request.use.charge(request.num_output_tokens)
             if request.session is not session:
                 session = request.session

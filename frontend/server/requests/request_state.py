@@ -141,8 +141,11 @@ class RequestState:
         return CacheReport(misses=answer.misses if num_missed else None, difference=found)
 
     def close(self) -> None:
-        """Stop reading the request, and release adapter and media. Drop the references to the answers: they refer to
-        this request, and without a cycle both are freed after the last delta, not by the garbage collector."""
+        """Stop reading the request, charge its tokens to its API key, and release adapter and media. Drop the
+        references to the answers: they refer to this request, and without a cycle both are freed after the last delta,
+        not by the garbage collector."""
+        if self.use is not None:
+            self.use.charge(self.num_output_tokens)
         self.answers = []
         if self.opening is not None:
             self.opening.close()
