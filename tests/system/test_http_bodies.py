@@ -51,7 +51,9 @@ def what_counts(answer: httpx2.Response) -> tuple[int, str | None, object]:
     """Return status, warning and body, without ids, times and cached tokens."""
     body = answer.json()
     body.get("usage", {}).pop("prompt_tokens_details", None)
-    for name in ("input_tokens_details", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
+    for name in ("input_tokens_details", "input_tokens"):
+        body.get("usage", {}).pop(name, None)
+    for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation"):
         body.get("usage", {}).pop(name, None)
     for name in ("id", "created", "created_at"):
         body.pop(name, None)
