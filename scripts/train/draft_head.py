@@ -40,8 +40,8 @@ class Places(NamedTuple):
 
 
 def aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return the layers whose input states a head reads: those that vLLM and SGLang choose by themselves or, of fewer
-    than 7 layers, where these are not three in order, the last three."""
+    """Return the layers of which a head reads the input states: those that vLLM and SGLang choose by themselves or, of
+    fewer than 7 layers, where these are not three in order, the last three."""
     if num_layers < 3:
         raise ValueError(f"the model has {num_layers} layers, an EAGLE-3 head reads the states of three")
     if num_layers < 7:
@@ -50,7 +50,7 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 class Attention(nn.Module):
-    """Attention whose input is the embedding and the state, side by side."""
+    """Attention that reads the embedding and the state, side by side."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -23,7 +23,8 @@ from tokenloom.scripts.train.draft_windows import GREEDY, StateFile, Windows
 from tokenloom.scripts.train.train_demo_model import new_optimizer
 
 LATER_WEIGHT = 0.8  # of a guess, to that of the guess before
-WARM_UP = 0.03  # of the time
+WARM_UP = 0.05  # of the time
+FC_SHARE = 0.1  # of the learning rate: fc begins with a good fit, which steps of all its many inputs would spoil
 LEAST_RATE = 0.02  # of the peak, at the end
 RIDGE = 0.1  # of the mean square of an input
 SAMPLED_WINDOWS = 40  # for the scale of fc's inputs
@@ -80,7 +81,7 @@ class HeadTraining:
                     parameter.copy_(layer["input_layernorm.weight"])
                 elif parameter.shape == layer[name].shape:
                     parameter.copy_(layer[name])
-                else:  # q, k and v, whose inputs are the embedding and the state
+                else:  # q, k and v read the embedding and the state
                     width = layer[name].shape[1]
                     parameter[:, :width].normal_(std=width**-0.5)
                     parameter[:, width:].copy_(layer[name])
@@ -93,12 +94,13 @@ class HeadTraining:
     def train(self, seconds: float, max_steps: int, peak_rate: float, num_windows: int) -> None:
         """Train with batches of `num_windows` until the seconds are over, at most `max_steps`."""
         trained = [each for each in self.head.parameters() if each.requires_grad]
-        optimizer = new_optimizer(trained)
+        optimizer = new_optimizer([each for each in trained if each is not self.head.fc.weight])
+        optimizer.add_param_group({"params": [self.head.fc.weight], "weight_decay": 0.0, "share": FC_SHARE})
         begun = reported = time.monotonic()
         step = num_tokens = 0
-        while (share := max((time.monotonic() - begun) / seconds, step / max_steps)) < 1:
+        while (share := max((time.monotonic() - begun) / max(seconds, 1e-3), step / max_steps)) < 1:
             for group in optimizer.param_groups:
-                group["lr"] = peak_rate * rate_at(share)
+                group["lr"] = peak_rate * rate_at(share) * group.get("share", 1.0)
             batch = self._batch(self._drawn(step, num_windows))
             losses = self.losses(batch)
             weights = torch.tensor([LATER_WEIGHT**index for index in range(len(losses))])
@@ -131,7 +133,7 @@ class HeadTraining:
 
     @torch.inference_mode()
     def accepted(self, num_drafts: int, at_once: int = 4) -> Accepted:
-        """Count, in greedy answers of the held-out windows, the places whose next 1 … num_drafts drafts are right."""
+        """Count, in greedy answers of held-out windows, the places where the next 1 … num_drafts drafts are right."""
         counts = Accepted([0] * num_drafts, [0] * num_drafts)
         for start in range(self._num_trained, self._states.num_windows, at_once):
             stop = min(start + at_once, self._states.num_windows)

@@ -6,6 +6,7 @@ The states of all tokens lie in files that are mapped, as bfloat16: 8 × hidden_
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -83,13 +84,21 @@ def pack(texts: Sequence[Text], length: int) -> Windows:
 
 
 class StateFile:
-    """The states of windows in two mapped files, written once and read often."""
+    """The states of windows in two mapped files, written once and read often. Those of an earlier run with the same
+    windows are kept."""
 
-    def __init__(self, folder: Path, num_windows: int, length: int, hidden_size: int) -> None:
+    def __init__(self, folder: Path, windows: Windows, hidden_size: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.num_windows = 0  # written
-        self._aux = _mapped(folder / "aux.bin", num_windows, length, 3 * hidden_size)
-        self._last = _mapped(folder / "last.bin", num_windows, length, hidden_size)
+        shape = windows.ids.shape
+        key = hashlib.sha256(windows.ids.numpy().tobytes()).hexdigest()
+        self._done = folder / f"done-{key[:16]}-{hidden_size}"
+        is_known = self._done.exists()
+        self.num_windows = int(self._done.read_text()) if is_known else 0  # with states
+        self._aux = _mapped(folder / "aux.bin", is_known, *shape, 3 * hidden_size)
+        self._last = _mapped(folder / "last.bin", is_known, *shape, hidden_size)
+        if not is_known:
+            for other in folder.glob("done-*"):
+                other.unlink()
 
     def add(self, target: Target, windows: Windows, at_once: int) -> None:
         """Compute and append the states of the next `at_once` windows."""
@@ -100,13 +109,15 @@ class StateFile:
         self._aux[start:stop] = aux
         self._last[start:stop] = last
         self.num_windows = stop
+        self._done.write_text(str(stop))
 
     def read(self, chosen: Tensor) -> States:
         """Return the states of the chosen windows as float32."""
         return States(self._aux[chosen].float(), self._last[chosen].float())
 
 
-def _mapped(path: Path, *shape: int) -> Tensor:
-    path.unlink(missing_ok=True)
+def _mapped(path: Path, is_kept: bool, *shape: int) -> Tensor:
+    if not is_kept:
+        path.unlink(missing_ok=True)
     size = torch.Size(shape).numel()
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16).view(shape)

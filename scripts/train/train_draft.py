@@ -93,7 +93,7 @@ def find_answers(asked: argparse.Namespace, folder: Path, rng: Random, seconds: 
 
 def find_states(asked: argparse.Namespace, target: Target, windows: Windows, folder: Path, stop: float) -> StateFile:
     """Compute the states of as many windows as the time allows, at least of some."""
-    states = StateFile(folder, *windows.ids.shape, target.config.hidden_size)
+    states = StateFile(folder, windows, target.config.hidden_size)
     while states.num_windows < len(windows.ids) and (states.num_windows < 2 * HELD_OUT or time.monotonic() < stop):
         states.add(target, windows, asked.windows)
     print(f"states of {states.num_windows} of {len(windows.ids)} windows of {windows.ids.shape[1]} tokens", flush=True)
@@ -121,12 +121,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=256, help="of an answer")
     parser.add_argument("--max-texts", type=int, default=1_000_000, help="answers, if the time does not end them")
     parser.add_argument("--prompts", type=Path, help="own prompts, as JSON a line: a string or a list of messages")
-    parser.add_argument("--data", type=Path, help="folder that keeps the answers")
+    parser.add_argument("--data", type=Path, help="folder that keeps answers and states")
     parser.add_argument("--length", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=4, help="of a step")
     parser.add_argument("--steps", type=int, default=3, help="guesses behind each other that are trained")
     parser.add_argument("--max-steps", type=int, default=1_000_000, help="of the training, if time does not end it")
-    parser.add_argument("--rate", type=float, default=1e-3, help="the highest learning rate")
+    parser.add_argument("--rate", type=float, default=5e-4, help="the highest learning rate")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     return parser.parse_args(arguments)
 
