@@ -129,6 +129,7 @@ class Request:
     tables: list[BlockTable] = field(default_factory=list)  # its blocks in each KV group, while it runs
     block_keys: list[bytes] = field(default_factory=list)  # keys of its first blocks, computed when needed
     num_cached_blocks: int = 0  # blocks of its tables that others can find
+    num_found_blocks: int = 0  # of its tables, at its first admission
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
     num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of the cached ones, by place
     has_misses_known: bool = False  # why its prompt was not found in the cache was found out, or nothing was missed

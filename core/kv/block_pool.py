@@ -67,6 +67,7 @@ class BlockPool:
         self._free: UsefulBlocks = self._new_useful()  # others, with `now` when they were freed
         self.now = 1  # stamp of last use for blocks that are freed
         self.pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
+        self._gone: Sequence[Mapping[bytes, bool]] = ()  # by kind: blocks that were reused lately; see `_come_back`
         self._observers = observers
         self._loss_observers: Sequence[LossObserver] = observers
         self.group = group
@@ -153,6 +154,13 @@ class BlockPool:
                 self._demoted.remove(block)
             self._ref_count[block] += 1
 
+    def note_needed(self, blocks: Iterable[int]) -> None:
+        """Note that a new request needs these blocks, before it touches them. Here that is no matter."""
+
+    def note_end(self, blocks: Sequence[int], num_found: int) -> None:
+        """Note that a request ends with these blocks, before it frees them. num_found: how many of them earlier
+        requests have left to it."""
+
     def free(self, blocks: Iterable[int]) -> None:
         """Remove one reference from each block. Of free blocks with content, those freed first are reused first; empty
         ones are reused before them."""
@@ -206,8 +214,14 @@ class BlockPool:
         if key not in self._block_by_key:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
+            for gone in self._gone:
+                if key in gone:
+                    self._come_back(block, key)
             if self._observers and not is_private:
                 self.pending.append((block, key))
+
+    def _come_back(self, block: int, key: bytes) -> None:
+        """Learn from a block that was reused before a request needed it again. Only of pools that remember them."""
 
     def cache_written(self, block: int, key: bytes) -> None:
         """Add `key` to the index for a block that already has its content."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from .reuse_order import UsefulBlocks
@@ -49,14 +49,11 @@ class KeptLast:
             return self._others.popitem(last=last)
         return self._kept.popitem(last=last)
 
-    def items(self) -> ItemsView[int, int]:
-        return self._all().items()
+    def items(self) -> Iterable[tuple[int, int]]:
+        return chain(self._others.items(), self._kept.items())
 
-    def values(self) -> ValuesView[int]:
-        return self._all().values()
-
-    def _all(self) -> dict[int, int]:
-        return dict(chain(self._others.items(), self._kept.items()))
+    def values(self) -> Iterable[int]:
+        return chain(self._others.values(), self._kept.values())
 
     def __iter__(self) -> Iterator[int]:
         return chain(self._others, self._kept)

@@ -22,6 +22,7 @@ from .events import BlockContent, KVEvents
 from .hit_rule import Hit, longest_hit
 from .kv_sizes import KVSizes
 from .outer_blocks import OuterBlocks
+from .session_pool import SessionPool
 from .slab_pool import SlabPool
 from .slabs import Memory, Slabs, WholePool
 from .state_table import StateTable
@@ -43,7 +44,7 @@ class KVCacheManager:
         self.pools: Sequence[BlockPool]
         self.memory: Memory
         if len(self.groups) == 1:
-            self.pools = [BlockPool(shape.num_blocks(), observers, keys[0])]
+            self.pools = [SessionPool(shape.num_blocks(), observers, keys[0])]
             self.memory = WholePool(self.pools[0], shape.block_bytes[0])
         else:
             self.pools = pools = [SlabPool(shape, observers, group) for group in range(len(self.groups))]
@@ -51,6 +52,7 @@ class KVCacheManager:
         self.pool = self.pools[0]
         self.take_pending = self.memory.take_pending
         self.mark_written = self.memory.mark_written
+        self.sample = self.memory.sample
         self._most_needed = [group.most_needed(self.block_size) for group in self.groups]
         self.outer: OuterBlocks | None = None
         self.filling: Request | None = None  # the request that blocks are allocated for
@@ -88,10 +90,6 @@ class KVCacheManager:
         """The number of blocks of group 0 that the free memory has room for."""
         return self.memory.num_free_bytes // self.sizes.shape.block_bytes[0]
 
-    def sample(self, count: int) -> bytes:
-        """Return the states of at most `count` blocks, evenly spread over the memory; see BlockPool.sample."""
-        return self.memory.sample(count)
-
     def num_readable_blocks(self, request: Request) -> int:
         """Return how many of the request's first blocks may be read from a cache.
 
@@ -113,10 +111,7 @@ class KVCacheManager:
     def longest_hit(self, key: Callable[[int], bytes], num_blocks: int) -> Hit:
         """Return the longest prefix, of at most `num_blocks` blocks, with which all groups can continue. key: returns
         the key of a block of the prompt."""
-        pools, most = self.pools, self._most_needed
-        if self.outer is None:
-            return longest_hit(num_blocks, most, lambda group, i: pools[group].lookup(key(i)) is not None)
-        return longest_hit(num_blocks, most, lambda group, i: self.has(group, key(i)))
+        return longest_hit(num_blocks, self._most_needed, lambda group, i: self.has(group, key(i)))
 
     def has(self, group: int, key: bytes) -> bool:
         """Return whether a block is in the pool or in an outer place that is as near."""
@@ -170,6 +165,9 @@ class KVCacheManager:
         assert not request.tables, "a request starts without tables"
         self.memory.advance()
         blocks = computed.blocks
+        if request.num_cached_tokens < 0:  # its first admission: later it finds its own
+            request.num_found_blocks = computed.num_blocks
+            self.pool.note_needed(blocks[0])
         if self.outer is None:
             for pool, each in zip(self.pools, blocks, strict=True):
                 pool.touch(each)
@@ -260,6 +258,7 @@ class KVCacheManager:
         self.memory.advance()
         if self.outer is not None and request.cache_root is None:
             self._keep_end(request)
+        self.pool.note_end(request.tables[0].block_ids[: request.num_cached_blocks], request.num_found_blocks)
         for table in request.tables:
             table.free()
         request.tables = []

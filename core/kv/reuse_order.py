@@ -8,7 +8,7 @@ take them. Knows no keys.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from itertools import chain
 from typing import Protocol
 
@@ -44,9 +44,9 @@ class UsefulBlocks(Protocol):
 
     def popitem(self, *, last: bool) -> tuple[int, int]: ...
 
-    def items(self) -> ItemsView[int, int]: ...
+    def items(self) -> Iterable[tuple[int, int]]: ...
 
-    def values(self) -> ValuesView[int]: ...
+    def values(self) -> Iterable[int]: ...
 
     def __iter__(self) -> Iterator[int]: ...
 

@@ -19,7 +19,9 @@ NUM_HASHED = 2  # first blocks of a prompt
 class RandomPolicy(Router):
     """Policy that picks a random core."""
 
-    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+    def pick(
+        self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1, favorite: int | None = None
+    ) -> int | None:
         cores = self.cores
         if len(cores) <= 1:
             return cores[0] if cores else None
@@ -31,7 +33,9 @@ class RandomPolicy(Router):
 class PowerOfTwo(RandomPolicy):
     """Policy that picks, of two random cores, the one with fewer prompt tokens waiting, then with fewer answers."""
 
-    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+    def pick(
+        self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1, favorite: int | None = None
+    ) -> int | None:
         two = [super(PowerOfTwo, self).pick(keys, num_tokens, now, without) for _ in range(2)]
         found = [core for core in two if core is not None]
         loads = self.loads
@@ -45,7 +49,9 @@ class BoundedHash(RandomPolicy):
     _ring: list[tuple[int, int]]
     _ring_of: tuple[int, ...] = ()
 
-    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+    def pick(
+        self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1, favorite: int | None = None
+    ) -> int | None:
         if not keys or len(self.cores) <= 1:
             return super().pick(keys, num_tokens, now, without)
         if self._ring_of != tuple(self.cores):

@@ -5,7 +5,9 @@
 TRACE has a JSON object a line with `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the
 prompt that follow the same tokens (the form of Mooncake's traces). Sizes are in tokens; 0: none. The pool and the host
 tier are the engine's own; requests run one after the other, so that the order of the trace alone decides. Printed: the
-share of prompt tokens found by the pool alone, with each further tier, and by a cache that forgets nothing.
+share of prompt tokens found by the pool alone, by a pool that knows only the time of last use, with each further tier,
+and by a cache that forgets nothing. TRACE may be `sessions`: conversations with pauses among single long prompts
+(session_trace.py); the shares are then those of the tokens of conversations.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from pathlib import Path
 
 from tokenloom.core.features.tiers.slots import Slots
 from tokenloom.core.kv.block_pool import BlockPool
+from tokenloom.core.kv.session_pool import SessionPool
 from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.scripts.bench.report import Report
 from tokenloom.scripts.bench.runner import REQUIRED, read_options
+from tokenloom.scripts.fleet.session_trace import TracedRequest, keys_of, session_trace
 
 BLOCK = 512  # tokens
 
@@ -47,10 +51,10 @@ class Tier:
 class Replay:
     """The pool of an engine and its tiers. It observes the pool."""
 
-    def __init__(self, pool_tokens: int, tiers: Sequence[Tier]) -> None:
-        self.pool = BlockPool(max(pool_tokens // BLOCK, 1) + 1, [self])
+    def __init__(self, pool: type[BlockPool], pool_tokens: int, tiers: Sequence[Tier] = ()) -> None:
+        self.pool = pool(max(pool_tokens // BLOCK, 1) + 1, [self])
         self.tiers = tiers
-        self.num_found = [0] * (1 + len(tiers))
+        self.num_found = [0] * (1 + len(tiers))  # of blocks that count
 
     def written(self, group: int, block: int, key: bytes) -> None: ...
 
@@ -62,17 +66,18 @@ class Replay:
         for tier in self.tiers:
             tier.keep(key)
 
-    def request(self, keys: Sequence[bytes], num_new: int) -> None:
+    def request(self, request: TracedRequest) -> None:
         """Run a request: find the longest prefix, compute the rest and `num_new` blocks that nobody asks for."""
         table: list[int] = []
-        places = [self._find(key) for key in keys]
-        num_hits = next((i for i, place in enumerate(places) if place is None), len(keys))
+        places = [self._find(key) for key in request.keys]
+        num_hits = next((i for i, place in enumerate(places) if place is None), len(places))
         for place in places[:num_hits]:
             assert place is not None
-            self.num_found[place] += 1
-        for i, key in enumerate(keys):
+            self.num_found[place] += request.counts
+        for i, key in enumerate(request.keys):
             block = self.pool.lookup(key)
             if i < num_hits and block is not None:
+                self.pool.note_needed([block])
                 self.pool.touch([block])
             else:
                 taken = self.pool.allocate(1)
@@ -81,7 +86,8 @@ class Replay:
                 (block,) = taken
                 self.pool.cache_block(block, key)
             table.append(block)
-        table += self.pool.allocate(min(num_new, self.pool.num_free)) or []
+        self.pool.note_end(table, num_hits)
+        table += self.pool.allocate(min(request.num_new, self.pool.num_free)) or []
         self.pool.free(reversed(table))
 
     def _find(self, key: bytes) -> int | None:
@@ -90,13 +96,26 @@ class Replay:
         return next((1 + i for i, tier in enumerate(self.tiers) if tier.use(key)), None)
 
 
-def requests_of(trace: Path) -> Iterator[tuple[list[bytes], int]]:
-    """Yield the keys of each prompt's blocks, and the number of blocks of its answer."""
+def requests_of(trace: Path) -> Iterator[TracedRequest]:
+    """Yield the requests of a file, or of the generated trace."""
+    if trace.name == "sessions":
+        yield from session_trace()
+        return
     with trace.open(encoding="utf-8") as lines:
         for line in lines:
             request = json.loads(line)
-            keys = [number.to_bytes(8, "little") for number in request["hash_ids"]]
-            yield keys, -(-int(request["output_length"]) // BLOCK)
+            yield TracedRequest(keys_of(request["hash_ids"]), -(-int(request["output_length"]) // BLOCK))
+
+
+def num_ideal(requests: Sequence[TracedRequest]) -> int:
+    """Return how many blocks a cache that forgets nothing would find."""
+    seen: set[bytes] = set()
+    found = 0
+    for request in requests:
+        num_hits = next((i for i, key in enumerate(request.keys) if key not in seen), len(request.keys))
+        found += num_hits * request.counts
+        seen.update(request.keys)
+    return found
 
 
 OPTIONS = {
@@ -112,20 +131,18 @@ def main() -> int:
     sizes = {name: getattr(arguments, name) for name in ("pool", "host", "disk")}
     report = Report("replay of a trace", {"trace": arguments.trace.name, **sizes})
     requests = list(requests_of(arguments.trace))
-    num_blocks = sum(len(keys) for keys, _ in requests)
-    seen: set[bytes] = set()
-    num_ideal = 0
-    for keys, _ in requests:
-        num_ideal += next((i for i, key in enumerate(keys) if key not in seen), len(keys))
-        seen.update(keys)
+    num_blocks = sum(len(each.keys) for each in requests if each.counts)
     outer = [name for name in ("host", "disk") if sizes[name]]
+    replays = {"pool, by time alone": Replay(BlockPool, arguments.pool)}
     for count in range(len(outer) + 1):
-        replay = Replay(arguments.pool, [Tier(sizes[name] // BLOCK) for name in outer[:count]])
-        for keys, num_new in requests:
-            replay.request(keys, num_new)
-        share = {name: found / num_blocks for name, found in zip(["pool", *outer], replay.num_found, strict=False)}
-        report.add(cache=" + ".join(["pool", *outer[:count]]), found=sum(replay.num_found) / num_blocks, **share)
-    report.add(cache="all that ever was", found=num_ideal / num_blocks)
+        tiers = [Tier(sizes[name] // BLOCK) for name in outer[:count]]
+        replays[" + ".join(["pool", *outer[:count]])] = Replay(SessionPool, arguments.pool, tiers)
+    for name, replay in replays.items():
+        for request in requests:
+            replay.request(request)
+        share = {place: found / num_blocks for place, found in zip(["pool", *outer], replay.num_found, strict=False)}
+        report.add(cache=name, found=sum(replay.num_found) / num_blocks, **share)
+    report.add(cache="all that ever was", found=num_ideal(requests) / num_blocks)
     report.note("requests, blocks", [len(requests), num_blocks])
     report.publish(arguments.json)
     return 0

@@ -4,11 +4,15 @@ it ends, and no other blob does."""
 from __future__ import annotations
 
 import random
+from typing import cast
 
 import pytest
 
 from tokenloom.core.features.blobs.needed_blobs import Failed, Found, Missing, NeededBlobs, Wanted
 from tokenloom.core.request import Request, State, WaitReason
+from tokenloom.core.scheduling.prefill_throttle import PrefillThrottle
+from tokenloom.core.scheduling.step.rows import Rows
+from tokenloom.core.scheduling.tenants import Tenants
 from tokenloom.core.scheduling.waiting_queue import WaitingQueue
 from tokenloom.ipc.errors import ErrorInfo, Overloaded
 from tokenloom.ipc.messages.adapter import AdapterRef
@@ -26,7 +30,7 @@ class Bench:
 
     def __init__(self, max_blobs: int = 100) -> None:
         self.needed = NeededBlobs(self, max_blobs)
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(Tenants(cast(Rows, None), cast(PrefillThrottle, None)))  # of one tenant
         self.needed.connect(self.waiting, self)
         for frontend_id in GATEWAYS:
             self.needed.add_frontend(frontend_id)
