@@ -20,6 +20,7 @@ from ..scheduling.step_feature import StepFeature
 from ..tenant import Tenant
 
 SHARE = 0.5  # of the pool's blocks
+_MOST_OLD = 1024  # entries of `_ends` that count no more, beside one for each pin
 
 
 class Pins(StepFeature):
@@ -61,6 +62,9 @@ class Pins(StepFeature):
         self._pins[owner][key] = until, block
         self._pins[owner].move_to_end(key)
         heapq.heappush(self._ends, (until, key))
+        if len(self._ends) > 2 * len(self._tenant_by_key) + _MOST_OLD:
+            self._ends = [(end, each) for pins in self._pins.values() for each, (end, _) in pins.items()]
+            heapq.heapify(self._ends)
         self._kv_cache.pool.keep(block)
 
     def _most(self, tenant: Tenant) -> int:
@@ -111,3 +115,4 @@ class Pins(StepFeature):
         assert pinned.keys() == self._tenant_by_key.keys()
         assert all(self._kv_cache.pool.holds(block, key) for key, block in pinned.items())
         assert len(pinned) <= SHARE * self._kv_cache.num_usable_blocks
+        assert len(self._ends) <= 2 * len(pinned) + _MOST_OLD + 1
