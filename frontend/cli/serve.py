@@ -36,7 +36,6 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
         + list_in_columns(ALL_COMMANDS),
         epilog=list_examples(
             (
-                "engine-launch",
                 "engine-launch serve Qwen/Qwen3-0.6B",
                 "engine-launch ./Qwen3-0.6B --tp 2 --listen tcp://0.0.0.0:5555 --key-file engine.key",
             )

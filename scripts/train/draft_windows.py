@@ -93,7 +93,7 @@ class StateFile:
         key = hashlib.sha256(windows.ids.numpy().tobytes()).hexdigest()
         self._done = folder / f"done-{key[:16]}-{hidden_size}"
         is_known = self._done.exists()
-        self.num_windows = int(self._done.read_text()) if is_known else 0  # with states
+        self.num_windows = int(self._done.read_text(encoding="ascii")) if is_known else 0  # with states
         self._aux = _mapped(folder / "aux.bin", is_known, *shape, 3 * hidden_size)
         self._last = _mapped(folder / "last.bin", is_known, *shape, hidden_size)
         if not is_known:
@@ -109,7 +109,7 @@ class StateFile:
         self._aux[start:stop] = aux
         self._last[start:stop] = last
         self.num_windows = stop
-        self._done.write_text(str(stop))
+        self._done.write_text(str(stop), encoding="ascii")
 
     def read(self, chosen: Tensor) -> States:
         """Return the states of the chosen windows as float32."""

@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, max_blobs: int = 100) -> None:
         self.needed = NeededBlobs(self, max_blobs)
-        self.waiting = WaitingQueue(Tenants(cast(Rows, None), cast(PrefillThrottle, None)))  # of one tenant
+        self.waiting = WaitingQueue(Tenants(cast(Rows, None), cast(PrefillThrottle, None), 1))  # of one tenant
         self.needed.connect(self.waiting, self)
         for frontend_id in GATEWAYS:
             self.needed.add_frontend(frontend_id)

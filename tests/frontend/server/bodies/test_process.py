@@ -237,7 +237,9 @@ def test_a_chat_becomes_its_token_ids() -> None:
         (TokenizeRequest, {"messages": messages}),
     ):
         packed = pack(body_type, **fields)
-        assert packed.inputs == [BodyInput(token_ids=expected, is_of_chat=True)]
+        (found,) = packed.inputs
+        assert found == BodyInput(token_ids=expected, is_of_chat=True, chat_fields=found.chat_fields)
+        assert found.chat_fields[-1].name == "messages[0].content"
         assert b"content" not in packed.rest
 
 
