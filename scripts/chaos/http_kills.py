@@ -203,8 +203,23 @@ async def _outcome(ask: Ask, url: str, calm: Mapping[str, Digest]) -> str:
         found = await answer(ask, url)
     except Exception as error:
         return f"cut: {ask.kind}: {error!r:.300} {error.__cause__!r:.300}"
-    places = [place for place in calm[ask.kind] | found if calm[ask.kind].get(place) != found.get(place)]
-    return f"different: {ask.kind}: {places}" if places else ""
+    expected = calm[ask.kind]
+    places = [place for place in expected | found if expected.get(place) != found.get(place)]
+    if not places:
+        return ""
+    return f"different: {ask.kind}: {places}: {_first_difference(expected.get(places[0]), found.get(places[0]))}"
+
+
+def _first_difference(expected: object, found: object) -> str:
+    """Return the first elements of two values that differ."""
+    if isinstance(expected, str | list) and isinstance(found, str | list):
+        pairs = zip(expected, found, strict=False)
+        same = next((i for i, (one, other) in enumerate(pairs) if one != other), -1)
+        at = same if same >= 0 else min(len(expected), len(found))
+        return (
+            f"of {len(expected)} and {len(found)}, at {at}: {expected[at : at + 2]!r:.400} {found[at : at + 2]!r:.400}"
+        )
+    return f"{expected!r:.400} {found!r:.400}"
 
 
 def _frontend_name(index: int) -> str:
