@@ -168,6 +168,13 @@ class Continuation(msgspec.Struct):
             found.append(self._with_tokens(submit, position * submit.params.n))
         return found
 
+    def since_first_byte(self, submits: Sequence[Submit]) -> list[Submit]:
+        """Return the submits of a request. If a lost frontend has begun it, it keeps its place in the queue and its
+        deadline."""
+        if not (self.num_losses or self.answers or self.is_resumed):
+            return list(submits)
+        return [msgspec.structs.replace(submit, arrival_time=self.created) for submit in submits]
+
     def _with_sources(self, submit: Submit, position: int) -> Submit:
         """Return a submit with the sources that its answers began with: its names may lead to others by now."""
         if not self.sources:

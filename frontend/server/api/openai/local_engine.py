@@ -197,6 +197,7 @@ class LocalEngine:
         All submits must have the same `n`. RequestError if a request id is in use."""
         for submit in submits:
             self.check_id(submit.request_id)
+        submits = current().since_first_byte(submits)
         if continuation is not None:
             submits = continuation.submits(submits, self.inputs.new_seed)
         if current().is_flex:

@@ -205,6 +205,8 @@ async def test_a_stream_that_is_cut_often_shows_each_token_once(served: CutApp, 
 def test_a_request_of_a_lost_frontend_is_no_first_attempt() -> None:
     submit = Submit(request_id="a", prompt="x", params=SamplingParams())
     for num_losses in (0, 2):
-        continuation = Continuation(nonce=bytes(16), created=0.0, is_kept=True, num_losses=num_losses)
+        continuation = Continuation(nonce=bytes(16), created=7.0, is_kept=True, num_losses=num_losses)
         (found,) = continuation.submits([submit], lambda: 5)
         assert found.attempt == num_losses  # an engine that drains refuses first attempts
+        (found,) = continuation.since_first_byte([submit])
+        assert found.arrival_time == (7.0 if num_losses else 0.0)  # its place in the queue; 0: it comes now
