@@ -67,7 +67,8 @@ class BlockPool:
         self._free: UsefulBlocks = self._new_useful()  # others, with `now` when they were freed
         self.now = 1  # stamp of last use for blocks that are freed
         self.pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
-        self._gone: Sequence[Mapping[bytes, bool]] = ()  # by kind: blocks that were reused lately; see `_come_back`
+        # By kind: keys of blocks that were reused lately, and whether a request ended with them; see `_come_back`.
+        self._gone: tuple[OrderedDict[bytes, bool], ...] = ()
         self._observers = observers
         self._loss_observers: Sequence[LossObserver] = observers
         self.group = group

@@ -53,6 +53,32 @@ class UsefulBlocks(Protocol):
     def __len__(self) -> int: ...
 
 
+class InParts:
+    """Base of useful blocks in two parts, each in order of time. A block is in one of them at most."""
+
+    def __init__(self, first: UsefulBlocks, second: UsefulBlocks) -> None:
+        self._first, self._second = first, second
+
+    def get(self, block: int, default: int) -> int:
+        return self._first.get(block, self._second.get(block, default))
+
+    def pop(self, block: int, default: None) -> int | None:
+        stamp = self._first.pop(block, None)
+        return self._second.pop(block, default) if stamp is None else stamp
+
+    def items(self) -> Iterable[tuple[int, int]]:
+        return chain(self._first.items(), self._second.items())
+
+    def values(self) -> Iterable[int]:
+        return chain(self._first.values(), self._second.values())
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._first, self._second)
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+
 class OldestFirst:
     """Spare blocks of which the one that was added first is reused first."""
 

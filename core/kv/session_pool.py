@@ -16,11 +16,10 @@ memory; here they have ages, so that nothing changes before something was learne
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 
 from .block_pool import BlockObserver, BlockPool
-from .reuse_order import UsefulBlocks
+from .reuse_order import InParts, UsefulBlocks
 
 _MAX_LOG_WEIGHT = 8.0  # of 2
 _GAIN = 8.0  # a quarter of it is the power of 2 by which as many blocks as are remembered change the weight
@@ -28,13 +27,14 @@ _DOUBT = 2.0  # how much more a fresh block counts than a continued one: chance 
 _FRESH, _CONTINUED = range(2)  # kinds
 
 
-class ByWeightedAge:
+class ByWeightedAge(InParts):
     """Free blocks with content, in two kinds. Ages are counted in blocks that were freed."""
 
     def __init__(self, num_blocks: int) -> None:
         self.kinds = bytearray(num_blocks)  # of all blocks; counts from the next time that a block is freed
         self._fresh = OrderedDict[int, int]()  # block → clock when it was freed
         self._continued = OrderedDict[int, int]()
+        super().__init__(self._fresh, self._continued)
         self._clock = 0
         self.num_blocks = 0  # that are among these
         self.log_weight = 0.0
@@ -47,12 +47,8 @@ class ByWeightedAge:
         else:
             self._fresh[block] = self._clock
 
-    def get(self, block: int, default: int) -> int:
-        return self._fresh.get(block, self._continued.get(block, default))
-
     def pop(self, block: int, default: None) -> int | None:
-        blocks = self._continued if block in self._continued else self._fresh
-        stamp = blocks.pop(block, default)
+        stamp = super().pop(block, default)
         self.num_blocks -= stamp is not None
         return stamp
 
@@ -68,15 +64,6 @@ class ByWeightedAge:
                 return continued.popitem(last=False)
         return fresh.popitem(last=False)
 
-    def items(self) -> Iterable[tuple[int, int]]:
-        return chain(self._fresh.items(), self._continued.items())
-
-    def values(self) -> Iterable[int]:
-        return chain(self._fresh.values(), self._continued.values())
-
-    def __iter__(self) -> Iterator[int]:
-        return chain(self._fresh, self._continued)
-
     def __len__(self) -> int:
         return self.num_blocks
 
@@ -91,9 +78,7 @@ class SessionPool(BlockPool):
         self._kinds = self._order.kinds
         self._is_end = bytearray(num_blocks)  # a request ended with the block
         super().__init__(num_blocks, observers, key_by_block)
-        # By kind: keys of blocks that were reused lately, and whether a request ended with them.
-        self._memory = OrderedDict[bytes, bool](), OrderedDict[bytes, bool]()
-        self._gone = self._memory
+        self._gone = OrderedDict[bytes, bool](), OrderedDict[bytes, bool]()
 
     @property
     def num_free(self) -> int:
@@ -122,14 +107,14 @@ class SessionPool(BlockPool):
             self._is_end[blocks[-1]] = True
 
     def _come_back(self, block: int, key: bytes) -> None:
-        kind = _FRESH if key in self._memory[_FRESH] else _CONTINUED
-        self._is_end[block] = self._memory[kind].pop(key)
+        kind = _FRESH if key in self._gone[_FRESH] else _CONTINUED
+        self._is_end[block] = self._gone[kind].pop(key)
         self._kinds[block] = _CONTINUED
         self._learn(kind)
 
     def _learn(self, kind: int) -> None:
         """Keep blocks of this kind longer, since one was reused too early."""
-        step = _GAIN / (2 * len(self._memory[kind]) + self.num_blocks / 32)  # the share of them counts that comes back
+        step = _GAIN / (2 * len(self._gone[kind]) + self.num_blocks / 32)  # the share of them counts that comes back
         order = self._order
         if kind == _FRESH:
             order.log_weight = max(order.log_weight - _DOUBT * step, 0.0)
@@ -144,7 +129,7 @@ class SessionPool(BlockPool):
     def _report_evicted(self, block: int, *, is_demoted: bool) -> None:
         key = self._key_by_block[block]
         assert key is not None, "a block without content is empty"
-        self._memory[self._kinds[block]][key] = bool(self._is_end[block])
-        if sum(map(len, self._memory)) > self.num_blocks:
-            max(self._memory, key=len).popitem(last=False)
+        self._gone[self._kinds[block]][key] = bool(self._is_end[block])
+        if sum(map(len, self._gone)) > self.num_blocks:
+            max(self._gone, key=len).popitem(last=False)
         super()._report_evicted(block, is_demoted=is_demoted)
