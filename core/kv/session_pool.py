@@ -69,7 +69,9 @@ class ByWeightedAge(InParts):
 
 
 class SessionPool(BlockPool):
-    """A BlockPool that is told which blocks later requests need, and where requests end."""
+    """A BlockPool that is told which blocks later requests need, and where requests end.
+
+    Invariant: a block without a key is fresh, and no request ended with it."""
 
     def __init__(
         self, num_blocks: int, observers: Sequence[BlockObserver] = (), key_by_block: Mapping[int, bytes] | None = None
@@ -100,11 +102,17 @@ class SessionPool(BlockPool):
                 self._kinds[block] = _CONTINUED
 
     def note_end(self, blocks: Sequence[int], num_found: int) -> None:
-        if 0 < num_found <= len(blocks) and self._is_end[blocks[num_found - 1]]:
-            for block in blocks[num_found:]:
+        goes_on = 0 < num_found <= len(blocks) and self._is_end[blocks[num_found - 1]]
+        for block in blocks[num_found:] if goes_on else ():
+            if self._key_by_block[block] is not None:
                 self._kinds[block] = _CONTINUED
-        if blocks:
+        if blocks and self._key_by_block[blocks[-1]] is not None:
             self._is_end[blocks[-1]] = True
+
+    def clear_index(self) -> None:
+        super().clear_index()
+        self._kinds[:] = bytes(self.num_blocks)
+        self._is_end[:] = bytes(self.num_blocks)
 
     def _come_back(self, block: int, key: bytes) -> None:
         kind = _FRESH if key in self._gone[_FRESH] else _CONTINUED
@@ -125,6 +133,12 @@ class SessionPool(BlockPool):
         super()._remove(block, key)
         self._kinds[block] = _FRESH
         self._is_end[block] = False
+
+    def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
+        super().check_invariants(tables)
+        assert not any(
+            self._kinds[block] or self._is_end[block] for block in self._ids() if self._key_by_block[block] is None
+        )
 
     def _report_evicted(self, block: int, *, is_demoted: bool) -> None:
         key = self._key_by_block[block]

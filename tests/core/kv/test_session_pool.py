@@ -132,3 +132,18 @@ def test_the_order_is_that_of_a_plain_model(seed: int) -> None:
                 plain.freed_at[freed] = plain.num_freed
         pool.check_invariants([])
     assert plain.num_reused > 100 and any(plain.is_continued.values())
+
+
+def test_blocks_that_lose_their_content_lose_what_was_known_of_it() -> None:
+    pool = SessionPool(9)
+    keys = [bytes([number]) for number in range(4)]
+    for number, key in enumerate(keys):
+        blocks = pool.allocate(1) or []
+        pool.cache_block(blocks[0], keys[0] if number == 3 else key)  # the last has the content of the first
+        pool.note_end(blocks, 0)
+        pool.note_needed(blocks)
+        pool.free(blocks)
+        pool.check_invariants([])
+    pool.note_needed([pool.block_of(key) for key in keys[:2]])
+    pool.clear_index()
+    pool.check_invariants([])
